@@ -1,0 +1,288 @@
+"""The seam: what a broker must do to carry the bus. Implement Adapter, Consumer and Parking; nothing else.
+
+An adapter knows its broker and nothing of policy: which messages are retried, when and why is decided in the
+core, and reaches the adapter as a finished Settlement with a finished header delta. Everything is batch-first.
+
+Three promises an adapter makes:
+
+1. `publish` returns `stored` for an event only once the broker has it durably.
+2. `settle` stores the copy (retry, dead letter) durably before it removes the original. A crash in between
+   may double a message, never lose it.
+3. What is received and not settled, because the process died or lost its lease, is delivered again, to one
+   consumer of the service, marked `suspect`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Literal, TypeAlias
+
+from eventbus.event import Event
+from eventbus.settlement import Delivery, HeaderDelta, Settlement
+
+PARKING_MARGIN: Final = 64 * 1024
+"""Room that `publish` keeps under the broker's size limit, so that every event can be parked with its story."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What differs between brokers; the table in the docs is made from it."""
+
+    durable: bool
+    """Survives a restart of every process."""
+    multi_process: bool
+    """Several processes share one bus."""
+    delay_precision: str
+    """How exact a delay is, in words."""
+    exact_depth: bool
+    """Whether Stats are exact or estimates."""
+    max_event_bytes: int = 16 * 1024 * 1024
+    """The largest message the broker takes, headers included."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyMapping:
+    """Where to find attributes in the body of a message that has no CloudEvents attributes."""
+
+    id: str = ""
+    type: str = ""
+    key: str = ""
+    tenant: str = ""
+    default_type: str = "message"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """All an adapter needs to know of one service."""
+
+    service: str
+    prefix: str
+    patterns: tuple[str, ...] = ("#",)
+    delays: tuple[float, ...] = ()
+    """The retry delays its policies can ask for, in seconds: brokers with tiers make roads for them."""
+    prefetch: int = 256
+    dead_letters: bool = False
+    """Consume the service's dead-letter queue instead of its work queue."""
+    mapping: BodyMapping = field(default_factory=BodyMapping)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One thing on the broker: a queue, an exchange, a topic, a key, a row."""
+
+    kind: str
+    name: str
+    arguments: Mapping[str, str | int | bool | None] = field(default_factory=dict)
+    feeds: tuple[str, ...] = ()
+    """Names of the resources that messages go to from here."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Everything a configuration needs on the broker, as data: shown, compared, exported, made."""
+
+    resources: tuple[Resource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A difference between what is wanted and what is there."""
+
+    resource: str
+    argument: str
+    found: str
+    wanted: str
+
+
+ProvisionMode: TypeAlias = Literal["create", "verify", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """What became of one event: stored, refused (will never be taken), or unknown (may or may not be there)."""
+
+    status: Literal["stored", "refused", "unknown"]
+    error: str = ""
+    subscribed: bool | None = None
+    """Whether any service was there to get it; None where the broker does not say."""
+
+
+STORED: Final = PublishResult("stored")
+
+Settled: TypeAlias = Literal["done", "lost", "failed"]
+"""done; lost: somebody else owns the message now; failed: nothing happened, try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Depths of one service's queues, and the age of its oldest dead letter in seconds."""
+
+    ready: int
+    inflight: int
+    delayed: int
+    parked: int
+    oldest_parked: float | None = None
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """One message in a dead-letter queue, as it stands there."""
+
+    address: str
+    """Where it stands: what redrive and purge take."""
+    event: Event
+    headers: Mapping[str, object]
+    """The reserved headers of spec 5: the story of how it came here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A piece of a dead-letter queue; `next` is the cursor of the following piece, None at the end."""
+
+    letters: Sequence[Parked]
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """Put the letter at `address` back to its service with these header changes (and another body, if given)."""
+
+    address: str
+    headers: HeaderDelta
+    body: bytes | None = None
+    delay: float = 0.0
+    """Wait this long on the retry road first."""
+
+
+Moved: TypeAlias = Literal["done", "gone", "failed"]
+"""done; gone: it no longer stands there (another operator was faster); failed: it still stands there."""
+
+
+class Parking(ABC):
+    """One service's dead-letter queue. Looking consumes nothing."""
+
+    @abstractmethod
+    async def browse(self, cursor: str | None, limit: int) -> Page:
+        """The letters after `cursor`, oldest first."""
+
+    @abstractmethod
+    async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
+        """Publish each to the service's own queue, wait for the confirm, then remove it here."""
+
+    @abstractmethod
+    async def purge(self, addresses: Sequence[str]) -> list[Moved]:
+        """Remove them for good."""
+
+    @abstractmethod
+    async def depth(self) -> int:
+        """How many stand here."""
+
+    async def find(self, event_id: str) -> list[Parked]:
+        """Letters of one event id. Adapters with an index do better than this scan."""
+        found, cursor = [], None
+        while True:
+            page = await self.browse(cursor, 500)
+            found += [letter for letter in page.letters if letter.event.id == event_id]
+            cursor = page.next
+            if cursor is None:
+                return found
+
+
+class Consumer(ABC):
+    """One consumer of one service's queue: an async context manager. One coroutine calls receive."""
+
+    queue: str
+    """The name of what it consumes, for humans and for `x-original-queue`."""
+
+    lost: Callable[[Sequence[Delivery]], None] = staticmethod(lambda deliveries: None)
+    """Set by the worker; the adapter calls it when deliveries were taken away (lease gone, rebalance ...)."""
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    async def receive(self, limit: int, timeout: float) -> list[Delivery]:
+        """Up to `limit` deliveries, as soon as there is one; an empty list after `timeout` seconds.
+
+        Never cancelled by the worker: it returns within its timeout, or when `wake` is called.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Make a waiting `receive` return now: the worker is shutting down."""
+
+    @abstractmethod
+    async def settle(self, items: Sequence[tuple[Delivery, Settlement]]) -> list[Settled]:
+        """Carry out the settlements, copies first. One answer per item."""
+
+    @abstractmethod
+    async def note(self, delivery: Delivery, headers: HeaderDelta) -> bool:
+        """Write headers durably beside a message that is being held: crash notes, attempts of in-place retry.
+
+        True: written, the delivery is still ours. False: it was sent again instead and will be received anew
+        (with `noted` set), or is lost; the worker forgets this one.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Stop receiving and let go of what is unsettled; it will be delivered again."""
+
+
+class Adapter(ABC):
+    """One broker behind the common interface; chosen by the URL's scheme."""
+
+    capabilities: ClassVar[Capabilities]
+
+    @classmethod
+    @abstractmethod
+    def from_url(cls, url: str, settings: Mapping[str, object]) -> Adapter:
+        """Make one from a URL and the settings of its own table in bus.toml. No I/O here.
+
+        An unknown or impossible setting is a ConfigError.
+        """
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect. Raises BrokerUnavailable, with what to do, when nobody answers."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Disconnect; never raises for a broker that is gone."""
+
+    @abstractmethod
+    def topology(self, subscriptions: Sequence[Subscription]) -> Topology:
+        """Everything these subscriptions need on the broker. Pure."""
+
+    @abstractmethod
+    async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
+        """Make it (`create`), or only compare (`verify`). Never deletes or changes what is there.
+
+        From here on each of these services gets every event that is accepted, and none from before.
+        """
+
+    @abstractmethod
+    async def publish(self, prefix: str, events: Sequence[Event]) -> list[PublishResult]:
+        """Store events for every service subscribed under the prefix; returns once they are durable."""
+
+    @abstractmethod
+    def consume(self, subscription: Subscription) -> Consumer:
+        """A consumer of the service's queue (or, by the subscription, of its dead letters)."""
+
+    @abstractmethod
+    def parking(self, service: str, prefix: str) -> Parking:
+        """The service's dead-letter queue."""
+
+    @abstractmethod
+    async def stats(self, service: str, prefix: str) -> Stats:
+        """How many are ready, in flight, delayed, parked."""
+
+    @abstractmethod
+    async def unsubscribe(self, service: str, prefix: str) -> None:
+        """Undo provision for one service. Refuses while the service still has messages, so nothing is lost."""

@@ -1,0 +1,218 @@
+"""CloudEvents 1.0 on the wire: attributes to and from text, structured mode, and foreign messages. Pure.
+
+Adapters add only their own spelling: `cloudEvents:id` on AMQP, `ce_id` on Kafka, `ce-id` on HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Final
+
+from eventbus.adapter import BodyMapping
+from eventbus.errors import Undecodable
+from eventbus.event import JSON, NO_HEADERS, Event, from_json, is_json, new_id
+
+SPEC_VERSION: Final = "1.0"
+STRUCTURED: Final = "application/cloudevents+json"
+BATCHED: Final = "application/cloudevents-batch+json"
+PROCESS_AFTER_DELAY: Final = "processAfterDelayMs"
+
+# Attributes of ours that CloudEvents keeps as extensions; the spellings are those of its registry where it has one.
+_KEY: Final = "partitionkey"
+_TENANT: Final = "tenant"
+_CORRELATION: Final = "correlationid"
+_PROCESS_AFTER: Final = "processafter"
+_EXPIRES_AT: Final = "expirytime"
+_KNOWN: Final = frozenset(
+    {"specversion", "id", "type", "source", "time", "datacontenttype", "data", "data_base64"}
+    | {_KEY, _TENANT, _CORRELATION, _PROCESS_AFTER, _EXPIRES_AT}
+)
+
+
+def attributes(event: Event) -> Iterator[tuple[str, str]]:
+    """The CloudEvents attributes of an event as text, in binary mode; the content type travels beside them."""
+    yield "specversion", SPEC_VERSION
+    yield "id", event.id
+    yield "type", event.type
+    yield "source", event.source or "/"
+    yield "time", event.time.isoformat().replace("+00:00", "Z")
+    if event.key is not None:
+        yield _KEY, event.key
+    if event.tenant is not None:
+        yield _TENANT, event.tenant
+    if event.correlation_id is not None:
+        yield _CORRELATION, event.correlation_id
+    if event.process_after is not None:
+        yield _PROCESS_AFTER, event.process_after.isoformat()
+    if event.expires_at is not None:
+        yield _EXPIRES_AT, event.expires_at.isoformat()
+    yield from event.extensions.items()
+
+
+def to_structured(event: Event) -> dict[str, object]:
+    """The event as one JSON object (structured mode)."""
+    result: dict[str, object] = dict(attributes(event))
+    if event.content_type:
+        result["datacontenttype"] = event.content_type
+    if event.body:
+        if is_json(event.content_type or JSON):
+            try:
+                return result | {"data": from_json(event.body)}
+            except Undecodable:
+                pass  # not JSON after all: carried as bytes, so that nothing is changed
+        result["data_base64"] = base64.b64encode(event.body).decode()
+    return result
+
+
+def decode(
+    attrs: Mapping[str, str],
+    headers: Mapping[str, object],
+    body: bytes,
+    content_type: str | None,
+    *,
+    fallback_id: str,
+    fallback_type: str = "",
+    fallback_time: datetime | None = None,
+    mapping: BodyMapping,
+) -> Event:
+    """The event in a message: binary mode, structured mode, or a foreign message without any attributes.
+
+    Raises Undecodable only for a message that claims to be a CloudEvent and is broken.
+    """
+    if content_type and content_type.partition(";")[0].strip().lower() == STRUCTURED:
+        return _from_structured(body, headers, fallback_time)
+    time = fallback_time or datetime.now(timezone.utc)
+    if "id" in attrs and "type" in attrs:
+        return _from_attributes(attrs, headers, body, content_type, time)
+    return _foreign(attrs, headers, body, content_type, fallback_id, fallback_type, time, mapping)
+
+
+def unreadable(
+    headers: Mapping[str, object], body: bytes, content_type: str | None, *, id: str, time: datetime | None = None
+) -> Event:
+    """A stand-in for a message that could not be decoded: enough to park it, body untouched."""
+    time = time or datetime.now(timezone.utc)
+    return Event.from_wire(id, "undecodable", "", time, body, content_type, headers=headers)
+
+
+def _from_attributes(
+    attrs: Mapping[str, str], headers: Mapping[str, object], body: bytes, content_type: str | None, time: datetime
+) -> Event:
+    due = _instant(attrs.get(_PROCESS_AFTER))
+    created = _instant(attrs.get("time")) or time
+    return Event.from_wire(
+        attrs["id"],
+        attrs["type"],
+        attrs.get("source", ""),
+        created,
+        body,
+        content_type or attrs.get("datacontenttype"),
+        attrs.get(_KEY),
+        attrs.get(_TENANT),
+        attrs.get(_CORRELATION),
+        due or delay_header(headers, created),
+        _instant(attrs.get(_EXPIRES_AT)),
+        headers,
+        {name: text for name, text in attrs.items() if name not in _KNOWN},
+    )
+
+
+def _from_structured(body: bytes, headers: Mapping[str, object], time: datetime | None) -> Event:
+    envelope = from_json(body)
+    if not isinstance(envelope, dict):
+        raise Undecodable("a structured CloudEvent must be a JSON object")
+    for name in ("id", "type", "source"):
+        if not isinstance(envelope.get(name), str) or not envelope[name]:
+            raise Undecodable(f"a structured CloudEvent needs a text {name!r}")
+    if "data" in envelope and "data_base64" in envelope:
+        raise Undecodable("a structured CloudEvent has data or data_base64, not both")
+    content_type = envelope.get("datacontenttype")
+    if content_type is not None and not isinstance(content_type, str):
+        raise Undecodable("datacontenttype must be text")
+    if "data_base64" in envelope:
+        try:
+            data = base64.b64decode(str(envelope["data_base64"]), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise Undecodable(f"data_base64 is not base64: {error}") from error
+    elif envelope.get("data") is None:
+        data = b""
+    elif isinstance(envelope["data"], str) and content_type and not is_json(content_type):
+        data = envelope["data"].encode()
+    else:
+        data = json.dumps(envelope["data"], ensure_ascii=False, separators=(",", ":")).encode()
+        content_type = content_type or JSON
+    attrs = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in envelope.items()
+        if name not in ("data", "data_base64", "datacontenttype") and value is not None
+    }
+    return _from_attributes(attrs, headers, data, content_type, time or datetime.now(timezone.utc))
+
+
+def _foreign(
+    attrs: Mapping[str, str],
+    headers: Mapping[str, object],
+    body: bytes,
+    content_type: str | None,
+    fallback_id: str,
+    fallback_type: str,
+    time: datetime,
+    mapping: BodyMapping,
+) -> Event:
+    found: dict[str, str] = {}
+    if mapping.id or mapping.type or mapping.key or mapping.tenant:
+        found = _mapped(body, mapping)
+    return Event.from_wire(
+        found.get("id") or attrs.get("id") or fallback_id or new_id(),
+        found.get("type") or attrs.get("type") or fallback_type or mapping.default_type,
+        attrs.get("source", ""),
+        time,
+        body,
+        content_type,
+        found.get("key") or attrs.get(_KEY),
+        found.get("tenant") or attrs.get(_TENANT),
+        attrs.get(_CORRELATION),
+        delay_header(headers, time),
+        None,
+        headers,
+    )
+
+
+def _mapped(body: bytes, mapping: BodyMapping) -> dict[str, str]:
+    try:
+        data = from_json(body)
+    except Undecodable:
+        return {}  # whether that matters is for the handler's payload type to say
+    found = {}
+    for name in ("id", "type", "key", "tenant"):
+        value: object = data
+        for step in getattr(mapping, name).removeprefix("data.").split("."):
+            value = value.get(step) if isinstance(value, dict) and step else None
+        if isinstance(value, (str, int)) and not isinstance(value, bool):
+            found[name] = str(value)
+    return found
+
+
+def delay_header(headers: Mapping[str, object], since: datetime) -> datetime | None:
+    """When seed 4's `processAfterDelayMs` header says the message is due; None for a missing or bad one."""
+    if headers is NO_HEADERS or PROCESS_AFTER_DELAY not in headers:
+        return None
+    value = headers[PROCESS_AFTER_DELAY]
+    text = value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        return None
+    return since + timedelta(milliseconds=int(text))
+
+
+def _instant(text: str | None) -> datetime | None:
+    if not text:
+        return None
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
