@@ -238,6 +238,8 @@ class Consumer(ABC):
 class Adapter(ABC):
     """One broker behind the common interface; chosen by the URL's scheme."""
 
+    name: ClassVar[str]
+    """The broker's name in log codes and tables: "rabbitmq", "kafka", "redis", "sqlite", "memory"."""
     capabilities: ClassVar[Capabilities]
 
     @classmethod

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Final
 
@@ -90,16 +91,27 @@ def read_history(headers: Mapping[str, object]) -> History:
     if not headers or not any(name in headers for name in IN_FLIGHT):
         return FRESH
     return History(
-        retries=_int(headers.get(RETRIES)),
-        requeues=_int(headers.get(REQUEUES)),
-        crashes=_int(headers.get(CRASHES)),
-        due_at=_int(headers.get(DUE_AT)) / 1000,
-        redriven=_int(headers.get(REDRIVEN_COUNT)),
-        first_received_at=_time(headers.get(FIRST_RECEIVED_AT)),
-        enqueued_at=_time(headers.get(ENQUEUED_AT)),
-        first_failed_at=_time(headers.get(FIRST_FAILED_AT)),
-        last_failed_at=_time(headers.get(LAST_FAILED_AT)),
+        retries=number(headers.get(RETRIES)),
+        requeues=number(headers.get(REQUEUES)),
+        crashes=number(headers.get(CRASHES)),
+        due_at=number(headers.get(DUE_AT)) / 1000,
+        redriven=number(headers.get(REDRIVEN_COUNT)),
+        first_received_at=moment(headers.get(FIRST_RECEIVED_AT)),
+        enqueued_at=moment(headers.get(ENQUEUED_AT)),
+        first_failed_at=moment(headers.get(FIRST_FAILED_AT)),
+        last_failed_at=moment(headers.get(LAST_FAILED_AT)),
         attempts=_attempts(headers.get(ATTEMPTS)),
+    )
+
+
+def after_retry(history: History, delta: HeaderDelta) -> History:
+    """The history of a message that is retried in place: the delta of its retry on top of what it was."""
+    return replace(
+        read_history(delta),
+        requeues=history.requeues,
+        redriven=history.redriven,
+        first_received_at=history.first_received_at,
+        due_at=0.0,
     )
 
 
@@ -162,7 +174,7 @@ def for_redrive(
     delta |= {
         REDRIVEN_AT: iso(now),
         REDRIVEN_BY: cut(by, _MAX_TEXT),
-        REDRIVEN_COUNT: _int(story.get(REDRIVEN_COUNT)) + 1,
+        REDRIVEN_COUNT: number(story.get(REDRIVEN_COUNT)) + 1,
         CRASHES: None,
         DUE_AT: None,
         FIRST_RECEIVED_AT: None,
@@ -223,7 +235,7 @@ def _ring(rows: list[tuple[int, float, str]], row: tuple[int, float, str]) -> st
         del entries[0]
 
 
-def _int(value: object) -> int:
+def number(value: object) -> int:
     """A number from a header, whatever a stranger put there; 0 if it is none."""
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
@@ -234,7 +246,8 @@ def _int(value: object) -> int:
     return value
 
 
-def _time(value: object) -> float:
+def moment(value: object) -> float:
+    """Seconds since the epoch from a header, whatever a stranger put there; 0 if it is no time."""
     if isinstance(value, bytes):
         value = value.decode("ascii", "replace")
     if not isinstance(value, str) or len(value) > 40:

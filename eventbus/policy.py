@@ -12,7 +12,7 @@ from typing import Final, Literal
 from eventbus import headers
 from eventbus.durations import seconds
 from eventbus.errors import ConfigError, InvalidPayload, Undecodable
-from eventbus.settlement import ACK, Delivery, Park, ParkReason, Requeue, Retry, Settlement
+from eventbus.settlement import ACK, Ack, Delivery, Park, ParkReason, Requeue, Retry, Settlement
 from eventbus.status import ConsumerStatus, Outcome, StatusMap
 
 MAX_RETRY_AFTER: Final = 3600.0
@@ -20,6 +20,10 @@ REQUEUE_FLOOR: Final = 0.1
 REQUEUE_SPREAD: Final = 0.25
 REQUEUE_LIMIT: Final = 24 * 3600.0
 _RETRY_AFTER_STATUSES: Final = frozenset({409, 425, 429, 503})
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1_000_000
 
 
 class RetryPolicy:
@@ -164,7 +168,7 @@ def decide(outcome: Outcome, delivery: Delivery, policy: Policy, *, now: float |
     retries = delivery.history.retries
     if retries >= policy.retry.max_retries and policy.on_exhausted != "retry-forever":
         if policy.on_exhausted == "discard":
-            return ACK
+            return Ack(discarded=headers.describe(outcome))
         return park_now(delivery, outcome, "max-retries", now=now)
     delay = policy.retry.delay(retries + 1, spread(delivery, retries + 1))
     if outcome.retry_after is not None and (outcome.status is None or outcome.status in _RETRY_AFTER_STATUSES):
@@ -225,13 +229,10 @@ def _requeue(outcome: Outcome, delivery: Delivery, policy: Policy, now: float) -
         hours = round((now - began) / 3600)
         late = Outcome(status=outcome.status, reason=f"told 'not yet' for {hours} h; {outcome.reason}".rstrip("; "))
         return park_now(delivery, late, "requeue-limit", now=now)
-    # An answer of 425 waits at least as long as the policy's first retry would; requeue(after=...) is taken at its word.
+    # An answer of 425 waits at least as long as the policy's first retry would; requeue(after=...) is taken
+    # at its word.
     asked = min(outcome.retry_after or 0.0, MAX_RETRY_AFTER)
     by_word = outcome.verdict is not None and outcome.retry_after is not None
     wait = asked if by_word else max(asked, policy.retry.delay(1))
     wait = max(REQUEUE_FLOOR, wait * (1.0 + REQUEUE_SPREAD * spread(delivery, history.requeues + 1)))
     return requeue_until(delivery, now + wait, now=now)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1_000_000

@@ -14,7 +14,7 @@ HeaderDelta: TypeAlias = Mapping[str, str | int | None]
 NO_CHANGE: Final[HeaderDelta] = {}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class History:
     """What the reserved headers of a message say about its past. A fresh message has none."""
 
@@ -66,7 +66,9 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Done: remove it."""
+    """Done: remove it. `discarded` says why, where it failed for good and the service keeps no dead letters."""
+
+    discarded: str = ""
 
 
 @dataclass(frozen=True, slots=True)

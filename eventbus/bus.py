@@ -1,0 +1,318 @@
+"""The Bus: publish events, run services, look at dead letters. One URL decides the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from eventbus import headers, naming, telemetry
+from eventbus.adapter import PARKING_MARGIN, Adapter, ProvisionMode, PublishResult, Stats, Topology
+from eventbus.clock import Clock, SystemClock
+from eventbus.errors import BrokerError, ConfigError, EventBusError, PublishError, TopologyMismatch
+from eventbus.event import Event
+from eventbus.redaction import redact_url
+from eventbus.registry import open_adapter
+from eventbus.service import Service
+from eventbus.worker import Health, Solitude, Worker
+
+if TYPE_CHECKING:
+    from eventbus.forward.port import Sender
+    from eventbus.parking import DeadLetters
+    from eventbus.worker.dead_letters import DeadLetterWorker
+
+
+class Bus:
+    """An open connection to the event bus: `async with Bus("sqlite:///bus.db", source="wms-api") as bus: ...`.
+
+    `source` says who publishes; its prefix (the part before the first hyphen, or `prefix`) says to whom: all
+    services of the same prefix get a copy.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        source: str = "",
+        prefix: str | None = None,
+        provision: ProvisionMode = "create",
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+        sender: Sender | None = None,
+        adapter: Adapter | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if provision not in ("create", "verify", "off"):
+            raise ConfigError(f"provision = {provision!r}: must be 'create', 'verify' or 'off'")
+        self.url = url
+        self.source = source
+        self.prefix = naming.prefix_of(source) if prefix is None else naming.check_prefix(prefix)
+        self.adapter = adapter or open_adapter(url, settings)
+        self._mode = provision
+        self._clock = clock or SystemClock()
+        self._sender = sender
+        self._own_sender: Sender | None = None
+        self._max_bytes = self.adapter.capabilities.max_event_bytes - PARKING_MARGIN
+        self._workers: list[Worker | DeadLetterWorker] = []
+        self._solitude: Solitude | None = None
+        self._open = False
+
+    @classmethod
+    def from_env(cls, *, url: str | None = None, source: str | None = None, prefix: str | None = None) -> Bus:
+        """A bus from EVENTBUS_URL, EVENTBUS_SOURCE and EVENTBUS_PREFIX."""
+        found = url or os.environ.get("EVENTBUS_URL")
+        if not found:
+            raise ConfigError("no bus URL: set EVENTBUS_URL, for example EVENTBUS_URL=sqlite:///bus.db")
+        return cls(
+            found,
+            source=source if source is not None else os.environ.get("EVENTBUS_SOURCE", ""),
+            prefix=prefix if prefix is not None else os.environ.get("EVENTBUS_PREFIX") or None,
+        )
+
+    async def __aenter__(self) -> Bus:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Connect."""
+        await self.adapter.open()
+        self._solitude = Solitude()
+        self._open = True
+
+    async def aclose(self) -> None:
+        """Disconnect."""
+        self._open = False
+        if self._own_sender is not None:
+            await self._own_sender.aclose()
+            self._own_sender = None
+        await self.adapter.aclose()
+
+    # --- publishing ------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        type: str | Event,
+        data: object = None,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        tenant: str | None = None,
+        correlation_id: str | None = None,
+        headers: Mapping[str, object] | None = None,
+        process_after: datetime | timedelta | None = None,
+        expires_at: datetime | None = None,
+        ttl: timedelta | None = None,
+        content_type: str | None = None,
+    ) -> Event:
+        """Publish one event; returns it once the broker has it durably. Raises PublishError otherwise."""
+        event = (
+            type
+            if isinstance(type, Event)
+            else Event(
+                type,
+                data,
+                id=id,
+                source=self.source,
+                key=key,
+                tenant=tenant,
+                correlation_id=correlation_id,
+                headers=headers,
+                process_after=process_after,
+                expires_at=expires_at,
+                ttl=ttl,
+                content_type=content_type,
+            )
+        )
+        await self.publish_many([event])
+        return event
+
+    async def publish_many(self, events: Sequence[Event]) -> list[PublishResult]:
+        """Publish events with one confirm for all. Raises PublishError, with one result each, if any is not."""
+        self._check_open()
+        ready = [self._outgoing(event) for event in events]
+        sizes = [self._too_large(event) for event in ready]
+        fine = [event for event, problem in zip(ready, sizes, strict=True) if problem is None]
+        answers = iter(await self._send(fine))
+        results = [problem or next(answers) for problem in sizes]
+        stored = sum(result.status == "stored" for result in results)
+        if stored:
+            telemetry.published.add(stored, {"prefix": self.prefix})
+            nobody = sum(result.subscribed is False for result in results)
+            if nobody:
+                telemetry.unrouted.add(nobody, {"prefix": self.prefix})
+        if stored < len(results):
+            error = PublishError(results)
+            telemetry.log(logging.ERROR, "publish_failed", {"prefix": self.prefix, "error": str(error)})
+            raise error
+        return results
+
+    async def _send(self, events: Sequence[Event]) -> list[PublishResult]:
+        if not events:
+            return []
+        try:
+            return await self.adapter.publish(self.prefix, events)
+        except EventBusError as error:
+            return [PublishResult("unknown", str(error))] * len(events)
+
+    def _outgoing(self, event: Event) -> Event:
+        if not event.source and self.source:
+            event = event.replace(source=self.source)
+        if event.headers:
+            kept = headers.strip_reserved(event.headers)
+            if kept is not event.headers:
+                event = event.replace(headers=kept)
+        return telemetry.carry_trace(event)
+
+    def _too_large(self, event: Event) -> PublishResult | None:
+        size = len(event.body)
+        if event.headers or event.extensions:
+            size += headers.size_of(event.headers.items()) + headers.size_of(event.extensions.items())
+        if size <= self._max_bytes:
+            return None
+        return PublishResult(
+            "refused", f"{event.type} {event.id} has {size} bytes; at most {self._max_bytes} can be parked again later"
+        )
+
+    # --- consuming -------------------------------------------------------------------------------------------
+
+    async def provision(self, *services: Service) -> None:
+        """Subscribe services: from here on they get every event that is accepted, and none from before."""
+        self._check_open()
+        drifts = await self.adapter.provision([service.subscription() for service in services], self._mode)
+        if drifts:
+            lines = [f"{d.resource}: {d.argument} is {d.found}, wanted {d.wanted}" for d in drifts]
+            raise TopologyMismatch("; ".join(lines))
+
+    async def run(self, *services: Service, signals: bool = True) -> int:
+        """Consume until SIGTERM or SIGINT; then drain, settle and return how many deliveries were left unsettled."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        caught = [signal.SIGTERM, signal.SIGINT] if signals else []
+        for number in caught:
+            loop.add_signal_handler(number, stop.set)
+        try:
+            async with self._consuming(services) as finished:
+                finished.add_done_callback(lambda _: stop.set())
+                await stop.wait()
+                for number in caught:  # a second signal does what signals do
+                    loop.remove_signal_handler(number)
+                self.stop()
+                return await finished
+        finally:
+            for number in caught:
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Let `run` or `serving` drain and return."""
+        for worker in self._workers:
+            worker.stop()
+
+    @asynccontextmanager
+    async def serving(self, *services: Service) -> AsyncIterator[None]:
+        """Consume in the background of an application: `async with bus.serving(wms): yield` in a lifespan."""
+        async with self._consuming(services):
+            yield
+
+    @asynccontextmanager
+    async def _consuming(self, services: Sequence[Service]) -> AsyncIterator[asyncio.Future[int]]:
+        from eventbus.worker.dead_letters import DeadLetterWorker
+
+        if not services:
+            raise ConfigError("nothing to run: pass at least one Service")
+        if self._workers:
+            raise ConfigError("this bus already runs services; pass all of them to one run() or serving()")
+        await self.provision(*services)
+        await self._open_endpoints(services)
+        async with AsyncExitStack() as stack:
+            for service in services:
+                consumer = await stack.enter_async_context(self.adapter.consume(service.subscription()))
+                worker = Worker(service, consumer, broker=self.adapter.name, clock=self._clock, solitude=self._solitude)
+                self._workers.append(worker)
+                if service.dead_letter_route is not None:
+                    letters = self.adapter.consume(service.subscription(dead_letters=True))
+                    reader = DeadLetterWorker(service, await stack.enter_async_context(letters), clock=self._clock)
+                    self._workers.append(reader)
+            finished = asyncio.ensure_future(_together(self._workers))
+            try:
+                yield finished
+            finally:
+                self.stop()
+                try:
+                    await finished
+                finally:
+                    self._workers = []
+
+    async def _open_endpoints(self, services: Sequence[Service]) -> None:
+        endpoints = [route.endpoint for service in services for route in service.routes if route.endpoint]
+        if not endpoints:
+            return
+        if self._sender is None and self._own_sender is None:
+            from eventbus.forward.endpoint import default_sender
+
+            self._own_sender = default_sender()
+        for endpoint in endpoints:
+            await endpoint.open(self._sender or self._own_sender)
+
+    # --- looking ---------------------------------------------------------------------------------------------
+
+    def dead_letters(self, service: str | Service) -> DeadLetters:
+        """A service's dead-letter queue."""
+        from eventbus.parking import DeadLetters
+
+        name, prefix = _name_of(service)
+        return DeadLetters(self.adapter.parking(name, prefix), name)
+
+    async def stats(self, service: str | Service) -> Stats:
+        """How many messages of a service are ready, in flight, delayed and parked."""
+        return await self.adapter.stats(*_name_of(service))
+
+    async def unsubscribe(self, service: str | Service) -> None:
+        """Undo the subscription of a service; refused while it still has messages."""
+        await self.adapter.unsubscribe(*_name_of(service))
+
+    def topology(self, *services: Service) -> Topology:
+        """Everything these services need on the broker."""
+        return self.adapter.topology([service.subscription() for service in services])
+
+    @property
+    def health(self) -> Mapping[str, Health]:
+        """How each running service is doing."""
+        return {worker.service.name: worker.health for worker in self._workers if isinstance(worker, Worker)}
+
+    def __repr__(self) -> str:
+        return f"Bus({redact_url(self.url)!r}, prefix={self.prefix!r})"
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise BrokerError("the bus is not open; use it inside `async with Bus(...) as bus:`")
+
+
+async def _together(workers: Sequence[Worker | DeadLetterWorker]) -> int:
+    """Run workers until all are done; when one of them fails, the others drain before the error comes out."""
+    tasks = [asyncio.ensure_future(worker.run()) for worker in workers]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for worker in workers:
+            worker.stop()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return sum(result for result in results if isinstance(result, int))
+
+
+def _name_of(service: str | Service) -> tuple[str, str]:
+    if isinstance(service, Service):
+        return service.name, service.prefix
+    return naming.check_service(service), naming.prefix_of(service)

@@ -1,0 +1,121 @@
+"""The filter language of the dead-letter operations: `status=500 age>1h type=order.* tenant=acme`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from eventbus.durations import seconds
+from eventbus.errors import ConfigError
+from eventbus.naming import compile_pattern, matches
+
+if TYPE_CHECKING:
+    from eventbus.deadletter import DeadLetter
+
+FIELDS: Final = ("status", "age", "type", "tenant", "reason", "code", "id", "key", "error", "retries", "redriven")
+_TERM: Final = re.compile(r"""([a-z_]+)\s*(!=|>=|<=|=|>|<|~)\s*("[^"]*"|'[^']*'|\S+)""")
+
+Test = Callable[["DeadLetter", float], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Terms that must all hold. `=`, `!=`, `~` (contains) for texts; `>`, `<`, `>=`, `<=` too for numbers and age."""
+
+    text: str = ""
+    tests: tuple[Test, ...] = ()
+
+    @classmethod
+    def of(cls, where: str | Filter | None) -> Filter:
+        """A filter from its text."""
+        if isinstance(where, Filter):
+            return where
+        return cls.parse(where) if where else cls()
+
+    @classmethod
+    def parse(cls, text: str) -> Filter:
+        """Read the language; a ConfigError says what is wrong and what is allowed."""
+        tests, position = [], 0
+        while position < len(text):
+            if text[position].isspace():
+                position += 1
+                continue
+            match = _TERM.match(text, position)
+            if match is None:
+                raise ConfigError(
+                    f"filter {text!r}: cannot read {text[position:]!r}; write terms such as status=500 age>1h"
+                )
+            name, operator, value = match.groups()
+            tests.append(_test(name, operator, value.strip("\"'")))
+            position = match.end()
+        return cls(text, tuple(tests))
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything matches."""
+        return not self.tests
+
+    def matches(self, letter: DeadLetter, now: float) -> bool:
+        """Whether a letter fits all terms."""
+        return all(test(letter, now) for test in self.tests)
+
+
+def _test(name: str, operator: str, value: str) -> Test:
+    if name not in FIELDS:
+        raise ConfigError(f"filter: unknown field {name!r}; use {', '.join(FIELDS)}")
+    if name == "age":
+        limit = seconds(value)
+        return _numeric(name, operator, lambda letter, now: _age(letter, now), limit)
+    if name in ("retries", "redriven") or (name == "status" and value.isdigit()):
+        if not value.isdigit():
+            raise ConfigError(f"filter: {name}{operator}{value}: must be a whole number")
+        return _numeric(name, operator, lambda letter, now: getattr(letter, name), float(value))
+    return _textual(name, operator, value)
+
+
+def _age(letter: DeadLetter, now: float) -> float | None:
+    return None if letter.parked_at is None else now - letter.parked_at.timestamp()
+
+
+def _numeric(name: str, operator: str, get: Callable[[DeadLetter, float], float | int | None], limit: float) -> Test:
+    compare = {
+        "=": lambda a: a == limit,
+        "!=": lambda a: a != limit,
+        ">": lambda a: a > limit,
+        "<": lambda a: a < limit,
+        ">=": lambda a: a >= limit,
+        "<=": lambda a: a <= limit,
+    }.get(operator)
+    if compare is None:
+        raise ConfigError(f"filter: {name} cannot be compared with {operator!r}; use = != > < >= <=")
+
+    def test(letter: DeadLetter, now: float) -> bool:
+        value = get(letter, now)
+        return bool(compare(value)) if value is not None else operator == "!="
+
+    return test
+
+
+def _textual(name: str, operator: str, value: str) -> Test:
+    attribute = {"code": "error_code"}.get(name, name)
+
+    def text(letter: DeadLetter) -> str:
+        found = getattr(letter, attribute)
+        return "" if found is None else str(found)
+
+    if operator == "~":
+        return lambda letter, now: value.lower() in text(letter).lower()
+    if operator not in ("=", "!="):
+        raise ConfigError(f"filter: {name} cannot be compared with {operator!r}; use = != ~")
+    wanted = operator == "="
+    if name == "type":
+        pattern = compile_pattern(value)
+        return lambda letter, now: matches(pattern, letter.type) is wanted
+    if name == "status":
+        digits = re.fullmatch(r"([1-5])xx", value)
+        if digits is None:
+            raise ConfigError(f"filter: status{operator}{value}: use a number such as 500, or a class such as 5xx")
+        return lambda letter, now: (letter.status is not None and letter.status // 100 == int(digits[1])) is wanted
+    return lambda letter, now: (text(letter) == value) is wanted

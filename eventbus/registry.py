@@ -1,0 +1,89 @@
+"""Adapters by URL scheme. Nothing is imported before it is asked for; a missing one says what to install."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Final
+from urllib.parse import urlsplit
+
+from eventbus.adapter import Adapter
+from eventbus.errors import AdapterMissing, ConfigError
+from eventbus.redaction import redact_url
+
+GROUP: Final = "eventbus.adapters"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """Where an adapter of ours lives, what brings it, and the name of its table in bus.toml."""
+
+    target: str
+    install: str
+    table: str
+
+
+# By module name and not by entry point: a plain checkout has no entry points.
+_BUILT_IN: Final[Mapping[str, BuiltIn]] = {
+    "memory": BuiltIn("eventbus.embedded.memory:MemoryAdapter", "eventbus-core", "memory"),
+    "sqlite": BuiltIn("eventbus.embedded.sqlite:SqliteAdapter", "eventbus-core", "sqlite"),
+    "amqp": BuiltIn("eventbus_rabbit:RabbitAdapter", "eventbus-rabbit", "rabbit"),
+    "amqps": BuiltIn("eventbus_rabbit:RabbitAdapter", "eventbus-rabbit", "rabbit"),
+    "kafka": BuiltIn("eventbus_kafka:KafkaAdapter", "eventbus-kafka", "kafka"),
+    "redis": BuiltIn("eventbus_redis:RedisAdapter", "eventbus-redis", "redis"),
+    "rediss": BuiltIn("eventbus_redis:RedisAdapter", "eventbus-redis", "redis"),
+}
+
+
+def adapter_class(url: str) -> type[Adapter]:
+    """The adapter for a URL's scheme."""
+    scheme = scheme_of(url)
+    built_in = _BUILT_IN.get(scheme)
+    if built_in is not None:
+        return _load_built_in(scheme, built_in)
+    for entry in entry_points(group=GROUP, name=scheme):
+        found = entry.load()
+        if isinstance(found, type) and issubclass(found, Adapter):
+            return found
+        raise ConfigError(f"{scheme}: entry point {entry.value} is not an Adapter")
+    known = sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+    raise ConfigError(
+        f"{redact_url(url)}: no adapter for {scheme!r}; known are {', '.join(name + '://' for name in known)}"
+    )
+
+
+def open_adapter(url: str, settings: Mapping[str, Mapping[str, object]] | None = None) -> Adapter:
+    """An adapter made from a URL and, of all the brokers' settings, its own table."""
+    adapter = adapter_class(url)
+    return adapter.from_url(url, (settings or {}).get(settings_table(url), {}))
+
+
+def settings_table(url: str) -> str:
+    """The name of the adapter's table in bus.toml."""
+    scheme = scheme_of(url)
+    return _BUILT_IN[scheme].table if scheme in _BUILT_IN else scheme
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of a bus URL."""
+    scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+    if not scheme or "://" not in url:
+        raise ConfigError(
+            f"{redact_url(str(url))!r} is not a bus URL; write amqp://host, kafka://host:9092, redis://host, "
+            f"sqlite:///bus.db or memory://"
+        )
+    return scheme
+
+
+def _load_built_in(scheme: str, built_in: BuiltIn) -> type[Adapter]:
+    module, _, name = built_in.target.partition(":")
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        raise AdapterMissing(
+            f"{scheme}:// needs the package {built_in.install}: pip install {built_in.install} ({error})"
+        ) from error
+    found: type[Adapter] = getattr(loaded, name)
+    return found

@@ -1,0 +1,106 @@
+"""Calling a handler: in a context of its own, within a deadline, in a thread if it is a plain function."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+_GRAIN: Final = 0.02  # deadlines may be this much late; one timer then serves many calls
+
+
+class Call:
+    """A handler that is running now."""
+
+    __slots__ = ("deadline", "on_timeout", "task", "timed_out")
+
+    def __init__(self, deadline: float, task: asyncio.Task[object], on_timeout: Callable[[], None] | None) -> None:
+        self.deadline = deadline
+        self.task = task
+        self.on_timeout = on_timeout
+        self.timed_out = False
+
+
+class Deadlines:
+    """One timer for all running calls: a timeout object for each would cost more than the call itself.
+
+    An overdue coroutine is cancelled; for an overdue thread `on_timeout` answers in its place.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        # Calls with the same timeout end in the order of their start, so the first of each group is the next due.
+        self._groups: dict[float, dict[Call, None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, timeout: float, on_timeout: Callable[[], None] | None = None) -> Call:
+        """Watch the current task's call."""
+        task = asyncio.current_task()
+        assert task is not None
+        call = Call(self._loop.time() + timeout, task, on_timeout)
+        self._groups.setdefault(timeout, {})[call] = None
+        if self._timer is None or call.deadline < self._timer.when():
+            self._arm(call.deadline)
+        return call
+
+    def stop(self, call: Call, timeout: float) -> None:
+        """The call has ended."""
+        self._groups[timeout].pop(call, None)
+
+    def close(self) -> None:
+        """Forget everything."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._groups.clear()
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when + _GRAIN, self._sweep)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        following: float | None = None
+        for group in self._groups.values():
+            while group:
+                call = next(iter(group))
+                if call.deadline > now:
+                    following = call.deadline if following is None else min(following, call.deadline)
+                    break
+                del group[call]
+                call.timed_out = True
+                if call.on_timeout is not None:
+                    call.on_timeout()
+                else:
+                    call.task.cancel()
+        if following is not None:
+            self._arm(following)
+
+
+@types.coroutine
+def in_own_context(coroutine: Coroutine[object, object, T]) -> Generator[object, object, T]:
+    """Await a coroutine in a copy of the context, without the price of a task.
+
+    Workers are reused for message after message; what a handler puts into a context variable (a logger's fields,
+    a tracing span) must not show up in the next one.
+    """
+    run = contextvars.copy_context().run
+    try:
+        waiting_for: object = run(coroutine.send, None)
+        while True:
+            try:
+                answer = yield waiting_for
+            except GeneratorExit:
+                run(coroutine.close)
+                raise
+            except BaseException as error:  # noqa: BLE001 - cancellation too belongs into the handler
+                waiting_for = run(coroutine.throw, error)
+            else:
+                waiting_for = run(coroutine.send, answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

@@ -1,0 +1,444 @@
+"""The way of a message through a worker: receive -> admit -> handle -> decide -> settle, and the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from eventbus import headers, telemetry
+from eventbus.adapter import Consumer, Settled
+from eventbus.clock import Clock, SystemClock
+from eventbus.errors import EventBusError
+from eventbus.policy import decide, park_now, requeue_until
+from eventbus.scheduling.lanes import divert_delay
+from eventbus.scheduling.waiting import WaitingRoom
+from eventbus.service import Route, Service
+from eventbus.settlement import (
+    ACK,
+    FRESH,
+    RELEASE,
+    Ack,
+    Delivery,
+    HeaderDelta,
+    Park,
+    ParkReason,
+    Release,
+    Requeue,
+    Retry,
+    Settlement,
+)
+from eventbus.status import Outcome
+from eventbus.worker.calling import Deadlines
+from eventbus.worker.runner import Runner
+from eventbus.worker.settling import BACKOFF, Item, Settler
+from eventbus.worker.solitude import Solitude
+from eventbus.worker.waits import wait_for
+
+RECEIVE_TIMEOUT: Final = 1.0
+DIVERT_INTERVAL: Final = 0.25
+FLUSH_TIMEOUT: Final = 10.0
+_VERDICTS: Final = {Ack: "ack", Retry: "drop", Requeue: "requeue", Park: "park"}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What readiness is judged by: progress, not pings."""
+
+    receiving: bool
+    failing_settles: int
+    held: int
+    running: int
+    waiting: int
+    stuck: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether this worker can do its work now."""
+        return self.receiving and not self.failing_settles
+
+
+class Worker:
+    """Consumes for one service until stopped. `run` returns how many deliveries were left unsettled."""
+
+    def __init__(
+        self,
+        service: Service,
+        consumer: Consumer,
+        *,
+        broker: str = "eventbus",
+        clock: Clock | None = None,
+        solitude: Solitude | None = None,
+    ) -> None:
+        self.service = service
+        self._consumer = consumer
+        self._broker = broker.upper()
+        self._clock = clock or SystemClock()
+        self._solitude = solitude or Solitude()
+        self._prefetch = service.prefetch
+        self._deadlines = Deadlines()
+        routes = service.routes
+        share = self._prefetch if len(routes) == 1 else max(1, self._prefetch // 2)
+        self._runners = {
+            id(route): Runner(
+                route, share, clock=self._clock, deadlines=self._deadlines, solitude=self._solitude, office=self
+            )
+            for route in routes
+        }
+        self._batching = [runner for runner in self._runners.values() if runner.route.batch is not None]
+        self._waiting: WaitingRoom[Delivery] = WaitingRoom(self._prefetch // 2)
+        self._suspects: deque[Delivery] = deque()
+        self._settler = Settler(consumer, self._settled)
+        self._held = 0
+        self._in_place = 0
+        self._acked: Counter[tuple[str, int | None]] = Counter()
+        self._stopping = asyncio.Event()
+        self._room = asyncio.Event()
+        self._alarm = asyncio.Event()
+        self._suspected = asyncio.Event()
+        self._receiving = False
+        self._solitude.on_reopen(self._kick)
+        consumer.lost = self._on_lost
+
+    # --- life ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Receive, handle and settle until `stop`; then drain. Returns how many were left unsettled."""
+        tasks = [
+            asyncio.create_task(self._settler.run(), name=f"eventbus settle {self.service.name}"),
+            asyncio.create_task(self._watch_clock(), name=f"eventbus clock {self.service.name}"),
+            asyncio.create_task(self._handle_suspects(), name=f"eventbus suspects {self.service.name}"),
+        ]
+        try:
+            await self._receive()
+            return await self._drain(tasks[2])
+        finally:
+            tasks += [task for runner in self._runners.values() for task in runner.tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._deadlines.close()
+
+    def stop(self) -> None:
+        """Stop receiving and drain; may be called from a signal handler of the loop, more than once."""
+        self._stopping.set()
+        self._consumer.wake()
+        self._room.set()
+
+    @property
+    def health(self) -> Health:
+        """How it is doing."""
+        return Health(
+            receiving=self._receiving and not self._stopping.is_set(),
+            failing_settles=self._settler.failing,
+            held=self._held,
+            running=sum(runner.running for runner in self._runners.values()),
+            waiting=len(self._waiting),
+            stuck=sum(runner.stuck for runner in self._runners.values()),
+        )
+
+    @property
+    def busy(self) -> int:
+        """Deliveries on their way: all that are held, but for those that wait for a time to come."""
+        filling = sum(len(runner.lane.ready) for runner in self._batching if runner.next_batch_at is not None)
+        return self._held - len(self._waiting) - filling - self._in_place
+
+    # --- receive ---------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            room = self._prefetch - self._held
+            if room <= 0 or (room < self._prefetch // 8 and self._ready()):
+                await self._wait_for_room()
+                continue
+            try:
+                deliveries = await self._consumer.receive(room, RECEIVE_TIMEOUT)
+            except EventBusError as error:
+                self._receiving = False
+                fields = {"service": self.service.name, "queue": self._consumer.queue, "error": str(error)}
+                telemetry.log(logging.WARNING, "connection_lost", fields)
+                pause = BACKOFF[min(failures, len(BACKOFF) - 1)]
+                failures += 1
+                await wait_for(self._stopping, pause)
+                continue
+            failures = 0
+            self._receiving = True
+            if deliveries:
+                telemetry.received.add(len(deliveries), {"service": self.service.name})
+                now = self._clock.now()
+                self._held += len(deliveries)
+                for delivery in deliveries:
+                    self._admit(delivery, now)
+                self._kick()
+
+    def _ready(self) -> bool:
+        return any(runner.lane.ready for runner in self._runners.values())
+
+    async def _wait_for_room(self) -> None:
+        """Wait until something is settled; a route that no longer keeps up gives its surplus away meanwhile."""
+        self._room.clear()
+        now = self._clock.now()
+        for runner in self._runners.values():
+            for delivery in runner.lane.surplus(now):
+                due_at = now + divert_delay(delivery.history.requeues)
+                self._settler.add(delivery, requeue_until(delivery, due_at, now=now))
+        await wait_for(self._room, DIVERT_INTERVAL)
+
+    # --- admit -----------------------------------------------------------------------------------------------
+
+    def _admit(self, delivery: Delivery, now: float) -> None:
+        """Find the delivery's place: its lane, the waiting room, the suspects, or straight to a settlement."""
+        event = delivery.event
+        if delivery.problem:
+            self._park(delivery, Outcome(reason=delivery.problem, code="undecodable"), "undecodable", now)
+            return
+        route = self.service.route(event.type)
+        if route is None:
+            self._unrouted(delivery, now)
+            return
+        delivery.max_attempts = route.policy.retry.max_attempts
+        if event.expires_at is not None and event.expires_at.timestamp() <= now:
+            self._expire(delivery, now)
+            return
+        if delivery.history is not FRESH or event.process_after is not None:
+            due_at = delivery.history.due_at
+            if event.process_after is not None:
+                due_at = max(due_at, event.process_after.timestamp())
+            if due_at > now:
+                self._postpone(delivery, due_at, now)
+                return
+        if delivery.suspect or delivery.noted:
+            self._suspect(delivery, now)
+            return
+        self._runners[id(route)].lane.push(delivery, now)
+
+    def _unrouted(self, delivery: Delivery, now: float) -> None:
+        telemetry.unrouted.add(1, {"service": self.service.name, "type": delivery.event.type})
+        if self.service.strict:
+            reason = f"{self.service.name} has no route for {delivery.event.type}"
+            self._park(delivery, Outcome(reason=reason, code="no-route"), "no-route", now)
+        else:
+            self._settler.add(delivery, ACK)
+
+    def _expire(self, delivery: Delivery, now: float) -> None:
+        assert delivery.event.expires_at is not None
+        late = f"expired at {headers.iso(delivery.event.expires_at.timestamp())}"
+        self._park(delivery, Outcome(reason=late, code="expired"), "expired", now)
+
+    def _postpone(self, delivery: Delivery, due_at: float, now: float) -> None:
+        """Not due yet: a seat in the waiting room, or the delayed road; costs no retry either way."""
+        if due_at - now <= self.service.max_local_delay and self._waiting.admit(delivery, due_at):
+            self._alarm.set()
+        else:
+            self._settler.add(delivery, requeue_until(delivery, due_at, now=now))
+
+    def _suspect(self, delivery: Delivery, now: float) -> None:
+        crashes = delivery.history.crashes
+        if delivery.suspect and crashes >= self.service.max_crashes:
+            reason = f"killed its process {crashes} times while it was handled alone"
+            self._park(delivery, Outcome(reason=reason, code="crash-loop"), "crash-loop", now)
+            return
+        self._suspects.append(delivery)
+        self._suspected.set()
+
+    def _park(self, delivery: Delivery, outcome: Outcome, reason: ParkReason, now: float) -> None:
+        self._finish(delivery, outcome, park_now(delivery, outcome, reason, now=now))
+
+    def _kick(self) -> None:
+        """Set the pools to work, and the clock to the windows of batches that began to fill."""
+        self._kick_pools()
+        if self._batching:
+            self._alarm.set()
+
+    def _kick_pools(self) -> None:
+        if not self._stopping.is_set():
+            for runner in self._runners.values():
+                if runner.lane.ready:
+                    runner.kick()
+
+    async def _watch_clock(self) -> None:
+        """Bring back who waited long enough, and send off batches whose window is over."""
+        while True:
+            self._alarm.clear()
+            now = self._clock.now()
+            for delivery in self._waiting.due(now):
+                self._admit(delivery, now)
+            self._kick_pools()
+            moments = [runner.next_batch_at for runner in self._batching]
+            moments.append(self._waiting.next_due)
+            await self._clock.wait(self._alarm, min((m for m in moments if m is not None), default=None))
+
+    # --- handle (see runner.py) and decide -------------------------------------------------------------------
+
+    async def _handle_suspects(self) -> None:
+        """One suspect at a time, with nothing else in flight, after a durable note that says so."""
+        while True:
+            await self._suspected.wait()
+            self._suspected.clear()
+            while self._suspects and not self._stopping.is_set():
+                async with self._solitude:
+                    if self._suspects and not self._stopping.is_set():
+                        await self._handle_alone(self._suspects.popleft())
+
+    async def _handle_alone(self, delivery: Delivery) -> None:
+        if not delivery.noted:
+            crashes = delivery.history.crashes + 1
+            try:
+                ours = await self._consumer.note(delivery, {headers.CRASHES: crashes})
+            except EventBusError as error:
+                telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
+                self._suspects.appendleft(delivery)
+                await wait_for(self._stopping, 1.0)
+                self._suspected.set()
+                return
+            if not ours:
+                self._forget(1)
+                return
+            delivery.noted = True
+        if self._stopping.is_set():
+            self.release(delivery)
+            return
+        route = self.service.route(delivery.event.type)
+        assert route is not None
+        telemetry.log(logging.WARNING, "suspect_handled_alone", telemetry.about(delivery))
+        await self._runners[id(route)].handle_alone(delivery)
+
+    def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
+        """Decide what an outcome means, and see that it is carried out."""
+        now = self._clock.now()
+        settlement = decide(outcome, delivery, route.policy, now=now)
+        if isinstance(settlement, Requeue) and not delivery.noted and not self._stopping.is_set():
+            if settlement.delay <= self.service.max_local_delay and len(self._waiting) < self._waiting.places:
+                if not delivery.history.first_received_at:
+                    delivery.history = replace(delivery.history, first_received_at=now)
+                self._count(delivery, outcome, settlement)
+                self._postpone(delivery, settlement.due_at, now)
+                return None
+        elif isinstance(settlement, Retry) and in_place and route.policy.retry.mode == "in-place":
+            self._count(delivery, outcome, settlement)
+            self._report_retry(delivery, settlement)
+            return settlement
+        self._finish(delivery, outcome, settlement)
+        return None
+
+    async def wait_in_place(self, delivery: Delivery, retry: Retry) -> bool:
+        """Hold a delivery until its retry is due, with its attempts written down beside it."""
+        try:
+            if not await self._consumer.note(delivery, retry.headers):
+                self._forget(1)
+                return False
+        except EventBusError as error:
+            telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
+            self._settler.add(delivery, retry)
+            return False
+        delivery.history = headers.after_retry(delivery.history, retry.headers)
+        delivery.noted = False
+        self._in_place += 1
+        try:
+            await self._clock.wait(self._stopping, retry.due_at)
+        finally:
+            self._in_place -= 1
+        if self._stopping.is_set():
+            self._settler.add(delivery, RELEASE)
+            return False
+        return True
+
+    def release(self, delivery: Delivery) -> None:
+        """Hand back a delivery whose handler was stopped at shutdown; its crash note is taken back."""
+        undo: HeaderDelta = {headers.CRASHES: delivery.history.crashes or None} if delivery.noted else {}
+        self._settler.add(delivery, Release(undo))
+
+    # --- settle ----------------------------------------------------------------------------------------------
+
+    def _finish(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
+        if settlement is ACK:
+            self._acked[delivery.event.type, outcome.status] += 1
+        else:
+            self._count(delivery, outcome, settlement)
+            if isinstance(settlement, Retry):
+                self._report_retry(delivery, settlement)
+        self._settler.add(delivery, settlement)
+
+    def _settled(self, results: Sequence[tuple[Item, Settled]]) -> None:
+        """The broker has carried them out, or told us that they are no longer ours."""
+        self._forget(len(results))
+        for (delivery, settlement), answer in results:
+            if answer == "lost":
+                telemetry.lost.add(1, {"service": self.service.name, "type": delivery.event.type})
+                telemetry.log(logging.WARNING, "delivery_lost", telemetry.about(delivery))
+            elif isinstance(settlement, Park):
+                self._report_parked(delivery, settlement)
+        for (type, status), number in self._acked.items():
+            labels = {"service": self.service.name, "type": type, "verdict": "ack", "status": str(status or "")}
+            telemetry.handled.add(number, labels)
+        self._acked.clear()
+
+    def _forget(self, number: int) -> None:
+        self._held -= number
+        self._room.set()
+
+    def _on_lost(self, deliveries: Sequence[Delivery]) -> None:
+        """The adapter says that these were taken away: those not started are not started any more."""
+        gone = set(deliveries)
+        dropped = self._waiting.drop(gone) + sum(runner.lane.drop(gone) for runner in self._runners.values())
+        suspects = deque(delivery for delivery in self._suspects if delivery not in gone)
+        dropped += len(self._suspects) - len(suspects)
+        self._suspects = suspects
+        self._forget(dropped)
+
+    # --- shut down -------------------------------------------------------------------------------------------
+
+    async def _drain(self, suspects: asyncio.Task[None]) -> int:
+        """Release what has not started, wait for what runs, flush the settlements."""
+        unstarted = [d for runner in self._runners.values() for d in runner.lane.clear()]
+        unstarted += self._waiting.clear()
+        unstarted += self._suspects
+        self._suspects.clear()
+        for delivery in unstarted:
+            self._settler.add(delivery, RELEASE)
+        running = [runner.finished() for runner in self._runners.values()]
+        try:
+            async with asyncio.timeout(self.service.grace):
+                await asyncio.gather(*running)
+        except TimeoutError:
+            telemetry.log(logging.WARNING, "grace_over", {"service": self.service.name, "running": self.health.running})
+            stopped = [suspects, *(task for runner in self._runners.values() for task in runner.tasks)]
+            for task in stopped:
+                task.cancel()
+            await asyncio.wait(stopped, timeout=1.0)
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT):
+                await self._settler.flushed()
+        except TimeoutError:
+            telemetry.log(logging.ERROR, "settles_left", {"service": self.service.name, "held": self._held})
+        return self._held
+
+    # --- tell ------------------------------------------------------------------------------------------------
+
+    def _count(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
+        labels = {"service": self.service.name, "type": delivery.event.type}
+        verdict = _VERDICTS.get(type(settlement), "release")
+        telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})
+        if isinstance(settlement, Retry):
+            telemetry.retries.add(1, labels | {"attempt": delivery.attempt})
+            telemetry.retry_delay.record(settlement.delay, labels)
+        if isinstance(settlement, Ack) and settlement.discarded:
+            fields = telemetry.about(delivery) | {"reason": settlement.discarded}
+            telemetry.log(logging.ERROR, "message_discarded", fields)
+
+    def _report_retry(self, delivery: Delivery, retry: Retry) -> None:
+        fields = {"reason": retry.reason, "next_delay": round(retry.delay, 3)}
+        telemetry.log(logging.WARNING, "retry_scheduled", telemetry.about(delivery) | fields)
+
+    def _report_parked(self, delivery: Delivery, park: Park) -> None:
+        code = park.headers.get(headers.ERROR_CODE) or ""
+        labels = {"service": self.service.name, "type": delivery.event.type}
+        telemetry.parked.add(1, labels | {"reason": park.reason, "error_code": code})
+        fields = telemetry.about(delivery) | {"park_reason": park.reason, "error_code": code, "reason": park.error}
+        if park.reason == "max-retries":
+            fields["code"] = f"{self._broker}_MESSAGE_MAX_RETRIES_EXCEEDED"
+        telemetry.log(logging.ERROR, "message_parked", fields)

@@ -1,0 +1,341 @@
+"""A runner per route: its lane, its pool of coroutines, and the call of its handler.
+
+The pool is fixed and grows only as far as it is needed: a task per message would cost a quarter more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from anyio import CapacityLimiter, to_thread
+
+from eventbus import telemetry
+from eventbus.batch import Batch
+from eventbus.clock import Clock
+from eventbus.errors import EventBusError, InvalidPayload
+from eventbus.scheduling.lanes import Lane
+from eventbus.service import Route
+from eventbus.settlement import Delivery, Retry
+from eventbus.status import ACKED, Outcome, outcome_of
+from eventbus.worker.batches import outcomes_of_batch
+from eventbus.worker.calling import Deadlines, in_own_context
+from eventbus.worker.solitude import Solitude
+
+_LONG_RUN: Final = 0.01  # handlers that never await still let the loop breathe this often
+
+
+class Office(Protocol):
+    """What a runner needs of its worker."""
+
+    def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
+        """Decide and settle; or, for a route that retries in place, give back the retry to be waited for."""
+
+    async def wait_in_place(self, delivery: Delivery, retry: Retry) -> bool:
+        """Hold a delivery until its retry is due; False when it is not to be called again."""
+
+    def release(self, delivery: Delivery) -> None:
+        """Hand back a delivery whose handler was stopped."""
+
+
+class Runner:
+    """Runs one route's handler, at most `concurrency` at a time."""
+
+    def __init__(
+        self,
+        route: Route,
+        share: int,
+        *,
+        clock: Clock,
+        deadlines: Deadlines,
+        solitude: Solitude,
+        office: Office,
+    ) -> None:
+        self.route = route
+        self.lane: Lane[Delivery] = Lane(route.concurrency, share)
+        self.stuck = 0
+        self._clock = clock
+        self._deadlines = deadlines
+        self._solitude = solitude
+        self._office = office
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self._limiter = None if route.signature.is_async else CapacityLimiter(route.concurrency + 1)
+        self._measuring = telemetry.measuring()
+        self._tracing = telemetry.tracing()
+        self._on_finish: asyncio.Future[None] | None = None
+        self._labels = {"route": route.name}
+
+    # --- the pool --------------------------------------------------------------------------------------------
+
+    def kick(self) -> None:
+        """Let as many coroutines of the pool run as there is work for."""
+        if self._solitude.shut:
+            return
+        lane, window = self.lane, self.route.batch
+        wanted = min(
+            len(lane.ready) if window is None else lane.batches(window.size, window.timeout, self._now()),
+            lane.limit - lane.running,
+        )
+        while wanted > 0 and self._idle:
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                wanted -= 1
+        loop = asyncio.get_running_loop()
+        while wanted > 0 and len(self.tasks) < lane.limit:
+            task = loop.create_task(self._work(), name=f"eventbus {self.route.name}")
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            wanted -= 1
+
+    @property
+    def next_batch_at(self) -> float | None:
+        """When the batch that is filling must go, full or not."""
+        window = self.route.batch
+        if window is None or not self.lane.ready or self.lane.running >= self.lane.limit:
+            return None
+        return self.lane.ready[0][0] + window.timeout
+
+    @property
+    def running(self) -> int:
+        """Handlers in a call now, without threads that hang past their deadline."""
+        return self.lane.running - self.stuck
+
+    async def finished(self) -> None:
+        """Wait until no handler is running."""
+        while self.running > 0:
+            done = asyncio.get_running_loop().create_future()
+            self._on_finish = done
+            await done
+
+    async def _work(self) -> None:
+        lane, solitude, window = self.lane, self._solitude, self.route.batch
+        loop = asyncio.get_running_loop()
+        breath = loop.time()
+        while True:
+            taken: Sequence[Delivery] | Delivery | None = None
+            if not solitude.shut:
+                taken = lane.take() if window is None else lane.take_batch(window.size, window.timeout, self._now())
+            if taken is None:
+                idle = loop.create_future()
+                self._idle.append(idle)
+                await idle
+                breath = loop.time()
+                continue
+            solitude.enter()
+            try:
+                if isinstance(taken, Delivery):
+                    await self._handle(taken)
+                else:
+                    await self._handle_batch(taken)
+            finally:
+                self._ended(1 if isinstance(taken, Delivery) else len(taken))
+            if loop.time() - breath > _LONG_RUN:
+                await asyncio.sleep(0)
+                breath = loop.time()
+
+    def _ended(self, items: int) -> None:
+        self.lane.running -= 1
+        self.lane.in_hand -= items
+        self._tell_finished()
+
+    def _tell_finished(self) -> None:
+        if self._on_finish is not None and not self._on_finish.done():
+            self._on_finish.set_result(None)
+
+    def _now(self) -> float:
+        return self._clock.now()
+
+    # --- one call --------------------------------------------------------------------------------------------
+
+    async def handle_alone(self, delivery: Delivery) -> None:
+        """Handle a suspect; the caller has seen to it that nothing else runs."""
+        self._solitude.enter()
+        self.lane.running += 1
+        self.lane.in_hand += 1
+        try:
+            if self.route.batch is None:
+                await self._handle(delivery)
+            else:
+                await self._handle_batch([delivery])
+        finally:
+            self._ended(1)
+
+    async def _handle(self, delivery: Delivery) -> None:
+        """Call the handler, again and again if its policy retries in place; then pass on what came of it."""
+        left = False  # whether the door of solitude was closed behind us already
+        try:
+            while True:
+                outcome = await self._outcome(delivery)
+                if outcome is None:  # a thread that hung: answered for already, and no longer counted
+                    left = True
+                    return
+                retry = self._conclude(delivery, outcome, in_place=True)
+                if retry is None:
+                    return
+                self._solitude.leave()
+                left = True
+                if not await self._office.wait_in_place(delivery, retry):
+                    return
+                await self._solitude.enter_when_open()
+                left = False
+        except asyncio.CancelledError:
+            self._hand_back([delivery])
+            raise
+        finally:
+            if not left:
+                self._solitude.leave()
+
+    def _hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        # A thread goes on although we no longer wait for it: its message is left unsettled, not offered to others.
+        if self.route.signature.is_async:
+            for delivery in deliveries:
+                self._office.release(delivery)
+
+    def _conclude(self, delivery: Delivery, outcome: Outcome, *, in_place: bool = False) -> Retry | None:
+        return self._office.conclude(delivery, outcome, self.route, in_place=in_place)
+
+    async def _outcome(self, delivery: Delivery) -> Outcome | None:
+        arguments = self._decode(delivery)
+        if isinstance(arguments, Outcome):
+            return arguments
+        if not (self._measuring or self._tracing):
+            return await self._call(arguments, [delivery])
+        return await self._observed(arguments, delivery)
+
+    async def _observed(self, arguments: Sequence[object], delivery: Delivery) -> Outcome | None:
+        started = time.perf_counter()
+        if self._tracing:
+            with telemetry.consumer_span(delivery) as span:
+                outcome = await self._call(arguments, [delivery])
+                if outcome is not None and outcome.error is not None:
+                    telemetry.failed(span, repr(outcome.error))
+        else:
+            outcome = await self._call(arguments, [delivery])
+        telemetry.handler_seconds.record(time.perf_counter() - started, {"service": delivery.service} | self._labels)
+        return outcome
+
+    async def _call(self, arguments: Sequence[object], deliveries: Sequence[Delivery]) -> Outcome | None:
+        """The handler's outcome, whatever it does; None if it hangs in a thread and was answered for."""
+        try:
+            result = await self._result(arguments, deliveries)
+        except _Hung:
+            return None
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Outcome(error=error, reason="the handler was cancelled from inside")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+            return Outcome(error=error)
+        if result is None:
+            return ACKED
+        try:
+            return outcome_of(result)
+        except EventBusError as error:
+            telemetry.log(logging.ERROR, "invalid_outcome", {"route": self.route.name, "error": str(error)})
+            return Outcome(error=error)
+
+    async def _result(self, arguments: Sequence[object], deliveries: Sequence[Delivery]) -> object:
+        """Call the handler within its deadline; raises TimeoutError when it is over."""
+        route = self.route
+        if not route.signature.is_async:
+            return await self._in_thread(functools.partial(route.call, *arguments), deliveries)
+        call = self._deadlines.start(route.timeout)
+        try:
+            return await in_own_context(route.call(*arguments))  # type: ignore[arg-type]
+        except asyncio.CancelledError:
+            if call.timed_out and call.task.cancelling() <= 1:
+                raise TimeoutError(f"no answer within {route.timeout:g} s") from None
+            raise
+        finally:
+            self._deadlines.stop(call, route.timeout)
+            if call.timed_out:
+                call.task.uncancel()
+
+    async def _in_thread(self, function: Callable[[], object], deliveries: Sequence[Delivery]) -> object:
+        """Run a plain function in a thread. Nobody can stop a thread: a hanging one keeps its slot and is counted."""
+
+        def answer() -> None:
+            self.stuck += 1
+            self._solitude.leave()
+            telemetry.stuck.add(1, self._labels)
+            telemetry.log(logging.ERROR, "handler_stuck", telemetry.about(deliveries[0]) | {"route": self.route.name})
+            late = Outcome(error=TimeoutError(f"no answer within {self.route.timeout:g} s; its thread still runs"))
+            for delivery in deliveries:
+                self._conclude(delivery, late)
+            self._tell_finished()
+
+        call = self._deadlines.start(self.route.timeout, answer)
+        try:
+            result = await to_thread.run_sync(function, limiter=self._limiter)
+        except Exception:
+            if call.timed_out:
+                raise _Hung from None
+            raise
+        finally:
+            self._deadlines.stop(call, self.route.timeout)
+            if call.timed_out:
+                self.stuck -= 1
+                telemetry.stuck.add(-1, self._labels)
+        if call.timed_out:
+            raise _Hung
+        return result
+
+    # --- a batch ---------------------------------------------------------------------------------------------
+
+    async def _handle_batch(self, deliveries: Sequence[Delivery]) -> None:
+        hung = False
+        try:
+            decoded: list[tuple[Delivery, list[object]]] = []
+            for delivery in deliveries:
+                row = self._decode(delivery)
+                if isinstance(row, Outcome):
+                    self._conclude(delivery, row)  # leaves before the batch
+                else:
+                    decoded.append((delivery, row))
+            if not decoded:
+                return
+            rows = dict(decoded)
+            split = self.route.batch is not None and self.route.batch.on_error == "split"
+
+            order = [delivery for delivery, _ in decoded]
+
+            async def call(part: Sequence[Delivery], batch: Batch) -> object:
+                columns = list(zip(*(rows[delivery] for delivery in part), strict=True))
+                arguments = [
+                    batch if decode is None else list(column)
+                    for decode, column in zip(self.route.signature.arguments, columns, strict=True)
+                ]
+                return await self._result(arguments, order)
+
+            try:
+                outcomes = await outcomes_of_batch(order, call, split=split)
+            except _Hung:
+                hung = True
+                return
+            for delivery, outcome in zip(order, outcomes, strict=True):
+                self._conclude(delivery, outcome)
+        except asyncio.CancelledError:
+            self._hand_back(deliveries)
+            raise
+        finally:
+            if not hung:
+                self._solitude.leave()
+
+    def _decode(self, delivery: Delivery) -> list[object] | Outcome:
+        try:
+            return [decode(delivery) if decode else None for decode in self.route.signature.arguments]
+        except EventBusError as error:
+            return Outcome(error=error)
+        except Exception as error:  # noqa: BLE001 - a validator of the user's own raised something unheard of
+            return Outcome(error=InvalidPayload(f"{type(error).__name__}: {error}"))
+
+
+class _Hung(BaseException):
+    """A thread came back after its deadline: its delivery was answered for, its result is dropped."""
