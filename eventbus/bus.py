@@ -20,7 +20,7 @@ from eventbus.event import Event
 from eventbus.redaction import redact_url
 from eventbus.registry import open_adapter
 from eventbus.service import Service
-from eventbus.worker import Health, Solitude, Worker
+from eventbus.worker import Health, Observe, Solitude, Worker
 
 if TYPE_CHECKING:
     from eventbus.forward.port import Sender
@@ -46,6 +46,7 @@ class Bus:
         sender: Sender | None = None,
         adapter: Adapter | None = None,
         clock: Clock | None = None,
+        observe: Observe | None = None,
     ) -> None:
         if provision not in ("create", "verify", "off"):
             raise ConfigError(f"provision = {provision!r}: must be 'create', 'verify' or 'off'")
@@ -55,6 +56,7 @@ class Bus:
         self.adapter = adapter or open_adapter(url, settings)
         self._mode = provision
         self._clock = clock or SystemClock()
+        self._observe = observe
         self._sender = sender
         self._own_sender: Sender | None = None
         self._max_bytes = self.adapter.capabilities.max_event_bytes - PARKING_MARGIN
@@ -236,7 +238,14 @@ class Bus:
         async with AsyncExitStack() as stack:
             for service in services:
                 consumer = await stack.enter_async_context(self.adapter.consume(service.subscription()))
-                worker = Worker(service, consumer, broker=self.adapter.name, clock=self._clock, solitude=self._solitude)
+                worker = Worker(
+                    service,
+                    consumer,
+                    broker=self.adapter.name,
+                    clock=self._clock,
+                    solitude=self._solitude,
+                    observe=self._observe,
+                )
                 self._workers.append(worker)
                 if service.dead_letter_route is not None:
                     letters = self.adapter.consume(service.subscription(dead_letters=True))
@@ -288,6 +297,17 @@ class Bus:
     def health(self) -> Mapping[str, Health]:
         """How each running service is doing."""
         return {worker.service.name: worker.health for worker in self._workers if isinstance(worker, Worker)}
+
+    @property
+    def next_moment(self) -> float | None:
+        """When time alone will make something happen in this process."""
+        moments = [worker.next_moment for worker in self._workers]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
+    def busy(self) -> int:
+        """How many deliveries are on their way through handlers and settlements now."""
+        return sum(worker.busy for worker in self._workers)
 
     def __repr__(self) -> str:
         return f"Bus({redact_url(self.url)!r}, prefix={self.prefix!r})"

@@ -45,7 +45,7 @@ class VirtualClock:
     """Stands still until `move_to` is called; then everything that waited for a passed moment wakes up."""
 
     def __init__(self, start: float | None = None) -> None:
-        self._now = time.time() if start is None else start
+        self._now = float(int(time.time())) if start is None else start  # whole, so that sums of delays stay exact
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
 
@@ -69,12 +69,6 @@ class VirtualClock:
         finally:
             signal.cancel()
             alarm.cancel()
-
-    def next_alarm(self) -> float | None:
-        """The earliest moment somebody waits for."""
-        while self._waiting and self._waiting[0][2].done():
-            heapq.heappop(self._waiting)
-        return self._waiting[0][0] if self._waiting else None
 
     def move_to(self, moment: float) -> None:
         """Let it be that moment; time never goes back."""

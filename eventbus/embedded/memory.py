@@ -74,6 +74,14 @@ class Queue:
     parked_waiting: dict[int, float] = field(default_factory=dict)
     listeners: set[asyncio.Event] = field(default_factory=set)
 
+    def readable(self, now: float) -> list[int]:
+        """Numbers of the dead letters that nobody reads and that do not wait for another try."""
+        return [
+            number
+            for number, message in self.parked.items()
+            if message.owner is None and self.parked_waiting.get(number, 0.0) <= now
+        ]
+
     def wake(self) -> None:
         """Somebody may find something to do."""
         for listener in self.listeners:
@@ -324,15 +332,13 @@ class MemoryDeadLetterConsumer(MemoryConsumer):
     def _take(self, limit: int) -> list[Delivery]:
         queue, now = self._queue, self._clock.now()
         deliveries: list[Delivery] = []
-        for number, message in queue.parked.items():
-            if len(deliveries) == limit:
-                break
-            if message.owner is None and queue.parked_waiting.get(number, 0.0) <= now:
-                message.owner = self
-                event = message.event.replace(headers={**message.event.headers, **message.story})
-                history = headers.read_history(message.story)
-                service = self._subscription.service
-                deliveries.append(Delivery(event, service, self.queue, Letter(number, message), history))
+        for number in queue.readable(now)[:limit]:
+            message = queue.parked[number]
+            message.owner = self
+            event = message.event.replace(headers={**message.event.headers, **message.story})
+            history = headers.read_history(message.story)
+            service = self._subscription.service
+            deliveries.append(Delivery(event, service, self.queue, Letter(number, message), history))
         return deliveries
 
     async def receive(self, limit: int, timeout: float) -> list[Delivery]:

@@ -3,7 +3,7 @@
 Read `loop.py` from top to bottom: that is the way of a message.
 """
 
-from eventbus.worker.loop import Health, Worker
+from eventbus.worker.loop import Health, Observe, Worker
 from eventbus.worker.solitude import Solitude
 
-__all__ = ["Health", "Solitude", "Worker"]
+__all__ = ["Health", "Observe", "Solitude", "Worker"]

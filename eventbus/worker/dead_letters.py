@@ -35,6 +35,7 @@ class DeadLetterWorker:
         self._stopping = asyncio.Event()
         self._failures = 0
         self.busy = 0
+        self.next_moment: float | None = None
 
     def stop(self) -> None:
         """Finish the batch in hand, then return."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from eventbus import headers, telemetry
 from eventbus.adapter import Consumer, Settled
@@ -41,6 +41,9 @@ from eventbus.worker.waits import wait_for
 RECEIVE_TIMEOUT: Final = 1.0
 DIVERT_INTERVAL: Final = 0.25
 FLUSH_TIMEOUT: Final = 10.0
+Observe: TypeAlias = Callable[[Delivery, Outcome, Settlement], None]
+"""Told of every outcome and what was decided; TestBus keeps them."""
+
 _VERDICTS: Final = {Ack: "ack", Retry: "drop", Requeue: "requeue", Park: "park"}
 
 
@@ -72,6 +75,7 @@ class Worker:
         broker: str = "eventbus",
         clock: Clock | None = None,
         solitude: Solitude | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.service = service
         self._consumer = consumer
@@ -93,7 +97,8 @@ class Worker:
         self._suspects: deque[Delivery] = deque()
         self._settler = Settler(consumer, self._settled)
         self._held = 0
-        self._in_place = 0
+        self._in_place: list[float] = []
+        self._observe = observe
         self._acked: Counter[tuple[str, int | None]] = Counter()
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
@@ -141,10 +146,22 @@ class Worker:
         )
 
     @property
+    def next_moment(self) -> float | None:
+        """When time alone will make something happen here: a wait over, a batch window closed, a retry due."""
+        moments = [self._waiting.next_due, *(runner.next_batch_at for runner in self._batching), *self._in_place]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    @property
     def busy(self) -> int:
         """Deliveries on their way: all that are held, but for those that wait for a time to come."""
-        filling = sum(len(runner.lane.ready) for runner in self._batching if runner.next_batch_at is not None)
-        return self._held - len(self._waiting) - filling - self._in_place
+        now = self._clock.now()
+        later = sum(due_at > now for due_at in self._in_place)
+        if (self._waiting.next_due or 0.0) > now:
+            later += len(self._waiting)
+        for runner in self._batching:
+            if (runner.next_batch_at or 0.0) > now:
+                later += len(runner.lane.ready)
+        return self._held - later
 
     # --- receive ---------------------------------------------------------------------------------------------
 
@@ -268,9 +285,7 @@ class Worker:
             for delivery in self._waiting.due(now):
                 self._admit(delivery, now)
             self._kick_pools()
-            moments = [runner.next_batch_at for runner in self._batching]
-            moments.append(self._waiting.next_due)
-            await self._clock.wait(self._alarm, min((m for m in moments if m is not None), default=None))
+            await self._clock.wait(self._alarm, self.next_moment)
 
     # --- handle (see runner.py) and decide -------------------------------------------------------------------
 
@@ -311,6 +326,8 @@ class Worker:
         """Decide what an outcome means, and see that it is carried out."""
         now = self._clock.now()
         settlement = decide(outcome, delivery, route.policy, now=now)
+        if self._observe is not None:
+            self._observe(delivery, outcome, settlement)
         if isinstance(settlement, Requeue) and not delivery.noted and not self._stopping.is_set():
             if settlement.delay <= self.service.max_local_delay and len(self._waiting) < self._waiting.places:
                 if not delivery.history.first_received_at:
@@ -337,11 +354,11 @@ class Worker:
             return False
         delivery.history = headers.after_retry(delivery.history, retry.headers)
         delivery.noted = False
-        self._in_place += 1
+        self._in_place.append(retry.due_at)
         try:
             await self._clock.wait(self._stopping, retry.due_at)
         finally:
-            self._in_place -= 1
+            self._in_place.remove(retry.due_at)
         if self._stopping.is_set():
             self._settler.add(delivery, RELEASE)
             return False
