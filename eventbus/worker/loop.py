@@ -148,8 +148,15 @@ class Worker:
     @property
     def next_moment(self) -> float | None:
         """When time alone will make something happen here: a wait over, a batch window closed, a retry due."""
-        moments = [self._waiting.next_due, *(runner.next_batch_at for runner in self._batching), *self._in_place]
-        return min((moment for moment in moments if moment is not None), default=None)
+        return min([*self._moments(), *self._in_place], default=None)
+
+    def _moments(self) -> list[float]:
+        moments = [self._waiting.next_due, *(runner.next_batch_at for runner in self._batching)]
+        return [moment for moment in moments if moment is not None]
+
+    def lane_opened(self) -> None:
+        """A batch has ended, and the next one may have been filling since: look at the clock again."""
+        self._alarm.set()
 
     @property
     def busy(self) -> int:
@@ -285,7 +292,8 @@ class Worker:
             for delivery in self._waiting.due(now):
                 self._admit(delivery, now)
             self._kick_pools()
-            await self._clock.wait(self._alarm, self.next_moment)
+            # What is due already was set to work just now; a lane that is full or shut sets the alarm when it opens.
+            await self._clock.wait(self._alarm, min((m for m in self._moments() if m > now), default=None))
 
     # --- handle (see runner.py) and decide -------------------------------------------------------------------
 

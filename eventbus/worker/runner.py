@@ -41,6 +41,9 @@ class Office(Protocol):
     def release(self, delivery: Delivery) -> None:
         """Hand back a delivery whose handler was stopped."""
 
+    def lane_opened(self) -> None:
+        """A batch has ended, so that another may start."""
+
 
 class Runner:
     """Runs one route's handler, at most `concurrency` at a time."""
@@ -143,6 +146,8 @@ class Runner:
         self.lane.running -= 1
         self.lane.in_hand -= items
         self._tell_finished()
+        if self.route.batch is not None:
+            self._office.lane_opened()
 
     def _tell_finished(self) -> None:
         if self._on_finish is not None and not self._on_finish.done():

@@ -1,0 +1,42 @@
+# What a person types. `make demo` and `make test` do all their own set-up from a fresh clone.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test lint unit faults bench docs clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(READY)  ## the whole story on a temporary SQLite bus, in a few seconds
+	$(BIN)/eventbus demo
+
+test: lint unit  ## everything: style, types, all tests
+
+lint: $(READY)  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(READY)  ## all tests; PYTEST="-k name" to choose
+	$(BIN)/python -m pytest $(PYTEST)
+
+faults: $(READY)  ## the long kill tests (make test has a short version): SECONDS=120 to choose
+	EVENTBUS_FAULT_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest tests/faults -v
+
+bench: $(READY)  ## the figures, as ratios to peers in the same run
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv; } || { \
+		echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[cli,http,speed]' --group dev
+	@touch $@
