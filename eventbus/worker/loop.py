@@ -338,8 +338,10 @@ class Worker:
             self._observe(delivery, outcome, settlement)
         if isinstance(settlement, Requeue) and not delivery.noted and not self._stopping.is_set():
             if settlement.delay <= self.service.max_local_delay and len(self._waiting) < self._waiting.places:
-                if not delivery.history.first_received_at:
-                    delivery.history = replace(delivery.history, first_received_at=now)
+                history = delivery.history
+                delivery.history = replace(
+                    history, requeues=history.requeues + 1, first_received_at=history.first_received_at or now
+                )
                 self._count(delivery, outcome, settlement)
                 self._postpone(delivery, settlement.due_at, now)
                 return None

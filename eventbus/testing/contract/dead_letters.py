@@ -87,7 +87,7 @@ class DeadLetterContract(Contract):
             assert (await bus.stats(service)).parked == 12
 
     async def test_redrive_brings_letters_back_to_their_service_alone(self, broker: BrokerUnderTest) -> None:
-        """A re-driven letter is handled by its own service, as it was sent, and leaves the queue; nobody else sees it."""
+        """A re-driven letter is handled by its own service, as it was sent, and by nobody else."""
         service, other = broker.service("mine"), broker.service("other")
         seen: list[tuple[str, Event, Delivery]] = []
         for one in (service, other):

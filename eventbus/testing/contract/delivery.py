@@ -45,11 +45,15 @@ class DeliveryContract(Contract):
             return service
 
         one, two = replica(), replica()
-        async with broker.bus() as bus, broker.bus() as other:
-            async with running(bus, one), running(other, two):  # type: ignore[arg-type]
-                sent = [Event("order.created", {"n": n}) for n in range(200)]
-                await bus.publish_many(sent)
-                await eventually(lambda: len(seen) >= 200, "all 200 were handled")
+        async with (
+            broker.bus() as bus,
+            broker.bus() as other,
+            running(bus, one),  # type: ignore[arg-type]
+            running(other, two),  # type: ignore[arg-type]
+        ):
+            sent = [Event("order.created", {"n": n}) for n in range(200)]
+            await bus.publish_many(sent)
+            await eventually(lambda: len(seen) >= 200, "all 200 were handled")
         assert sorted(seen) == sorted(event.id for event in sent)
 
     async def test_a_service_gets_nothing_from_before_its_subscription(self, broker: BrokerUnderTest) -> None:

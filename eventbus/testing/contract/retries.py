@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
 from eventbus import headers
@@ -68,7 +69,7 @@ class RetryContract(Contract):
         async with broker.bus() as bus, running(bus, service):
             await bus.publish("order.created")
             await eventually(lambda: len(calls) == 3, "all attempts were made")
-        for before, after in zip(calls, calls[1:], strict=False):
+        for before, after in itertools.pairwise(calls):
             assert after - before >= delay - 0.002
             assert after - before <= delay + broker.lateness(delay) + 0.5  # a busy machine is not the broker
 

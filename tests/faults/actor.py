@@ -1,0 +1,88 @@
+"""A process of a fault run: `python -m tests.faults.actor publish|consume URL JOURNAL NAME`. Made to be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+import zlib
+
+from eventbus import Bus, Delivery, Event, PublishError, RetryPolicy, Service, requeue
+from tests.faults.journal import Journal
+
+DELAY = 0.2
+MAX_RETRIES = 3
+SERVICES = ("wms-stock", "wms-billing")
+
+
+def services(journal: Journal) -> list[Service]:
+    return [_service(name, journal) for name in SERVICES]
+
+
+def _service(name: str, journal: Journal) -> Service:
+    service = Service(
+        name,
+        concurrency=16,
+        retry=RetryPolicy(max_retries=MAX_RETRIES, delay=DELAY),
+        prefetch=64,
+        max_crashes=int(os.environ.get("FAULT_MAX_CRASHES", "3")),
+    )
+
+    @service.on("order.#")
+    async def handle(event: Event, delivery: Delivery) -> object:
+        journal.write("call", delivery.service, event.id, delivery.attempt, time.time())
+        if event.type == "order.poison":
+            os._exit(66)
+        await asyncio.sleep(0.001)
+        fate = zlib.crc32(f"{name}{event.id}".encode()) % 20
+        if fate == 0 or (fate in (1, 2, 3) and delivery.attempt <= fate % 3 + 1):
+            # fate 0 fails for ever and is parked; 1, 2 and 3 recover after one, two or three failures
+            journal.write("failed", delivery.service, event.id, delivery.attempt, time.time(), DELAY)
+            return 500 if fate else 503
+        if fate == 4 and delivery.history.requeues == 0:
+            return requeue(after=0.1)
+        journal.write("done", delivery.service, event.id)
+        return None
+
+    return service
+
+
+def _settings() -> dict[str, dict[str, object]]:
+    return json.loads(os.environ.get("FAULT_SETTINGS", "{}"))
+
+
+async def consume(url: str, journal: Journal) -> int:
+    async with Bus(url, settings=_settings()) as bus:
+        return await bus.run(*services(journal))
+
+
+async def publish(url: str, journal: Journal, name: str) -> int:
+    async with Bus(url, source="wms-api", settings=_settings()) as bus:
+        number = 0
+        while True:
+            events = [Event("order.created", {"n": number + k}, id=f"{name}-{number + k}") for k in range(10)]
+            number += len(events)
+            ids = [event.id for event in events]
+            journal.write("sending", ids)
+            try:
+                await bus.publish_many(events)
+            except PublishError as error:
+                stored = [id for id, result in zip(ids, error.results, strict=True) if result.status == "stored"]
+                journal.write("accepted", stored)
+            else:
+                journal.write("accepted", ids)
+            await asyncio.sleep(float(os.environ.get("FAULT_PAUSE", "0.02")))
+
+
+def main() -> int:
+    role, url, path, name = sys.argv[1:5]
+    journal = Journal(path)
+    if role == "consume":
+        return 1 if asyncio.run(consume(url, journal)) else 0
+    return asyncio.run(publish(url, journal, name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Starting, killing and stopping the actors of a fault run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from eventbus import Bus
+from tests.faults.actor import SERVICES
+from tests.faults.journal import Journal
+
+
+class Crew:
+    """Processes by name. Every one of them is ours, and only ours are killed."""
+
+    def __init__(self, url: str, journal: Path, settings: dict[str, dict[str, object]], seed: int) -> None:
+        self.url, self.journal, self.settings = url, journal, settings
+        self.random = random.Random(seed)
+        self.kills = 0
+        self._members: dict[str, subprocess.Popen[bytes]] = {}
+        self._starts = 0
+        Journal(str(journal))
+
+    def start(self, name: str, role: str, **env: str) -> subprocess.Popen[bytes]:
+        self._starts += 1
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.actor", role, self.url, str(self.journal), f"{name}-{self._starts}"],
+            env=os.environ | {"FAULT_SETTINGS": json.dumps(self.settings)} | env,
+            cwd=Path(__file__).parents[2],
+        )
+        self._members[name] = process
+        return process
+
+    def running(self, name: str) -> bool:
+        return self._members[name].poll() is None
+
+    def kill(self, name: str) -> None:
+        process = self._members[name]
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        self.kills += 1
+
+    def stop(self, name: str) -> int:
+        process = self._members.pop(name)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        return process.wait(60)
+
+    def dismiss(self) -> None:
+        for process in self._members.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait(10)
+
+
+async def provision(url: str, settings: dict[str, dict[str, object]], journal: Path) -> None:
+    from tests.faults.actor import services
+
+    async with Bus(url, source="wms-api", settings=settings) as bus:
+        await bus.provision(*services(Journal(str(journal))))
+
+
+async def wait_until_done(url: str, settings: dict[str, dict[str, object]], within: float) -> None:
+    """Wait until nothing is ready, in flight or delayed for any service."""
+    deadline = time.monotonic() + within
+    async with Bus(url, source="wms-api", settings=settings) as bus:
+        while True:
+            stats = [await bus.stats(name) for name in SERVICES]
+            left = sum(entry.ready + entry.inflight + entry.delayed for entry in stats)
+            if not left:
+                return
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{left} messages were still not settled after {within:g} s: {stats}")
+            await asyncio.sleep(0.1)
+
+
+async def parked_ids(url: str, settings: dict[str, dict[str, object]]) -> tuple[dict[str, Counter[str]], Counter[str]]:
+    """Ids of parked messages by service, and how many there are of each reason."""
+    ids: dict[str, Counter[str]] = {}
+    reasons: Counter[str] = Counter()
+    async with Bus(url, source="wms-api", settings=settings) as bus:
+        for name in SERVICES:
+            ids[name] = Counter()
+            async for letter in bus.dead_letters(name).all():
+                ids[name][letter.id] += 1
+                reasons[letter.reason] += 1
+    return ids, reasons
