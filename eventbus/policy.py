@@ -225,7 +225,7 @@ def _requeue(outcome: Outcome, delivery: Delivery, policy: Policy, now: float) -
     process_after = delivery.event.process_after
     if process_after is not None:
         began = max(began, process_after.timestamp())
-    if now - began > REQUEUE_LIMIT:
+    if now - began > REQUEUE_LIMIT and not outcome.waiting:
         hours = round((now - began) / 3600)
         late = Outcome(status=outcome.status, reason=f"told 'not yet' for {hours} h; {outcome.reason}".rstrip("; "))
         return park_now(delivery, late, "requeue-limit", now=now)

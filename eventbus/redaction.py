@@ -14,6 +14,8 @@ _SECRET_WORDS: Final = (
 _RULES: Final = (
     # scheme://user:password@host
     (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/@]+@"), rf"\1:{_MASK}@"),
+    # scheme://token@host
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/:@]+@"), rf"\1{_MASK}@"),
     # Authorization: Bearer abc, Basic abc
     (re.compile(r"(?i)\b(bearer|basic|digest)\s+[a-z0-9._~+/=-]{6,}"), rf"\1 {_MASK}"),
     (re.compile(r"(?i)\b(authorization['\"]?\s*[:=]\s*['\"]?)(?!bearer|basic|digest)[^\s'\",;]+"), rf"\1{_MASK}"),

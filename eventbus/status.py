@@ -38,6 +38,8 @@ class Outcome:
     code: str | None = None
     retry_after: float | None = None
     error: BaseException | None = None
+    waiting: bool = False
+    """Nobody was asked (a breaker is open): the message waits as long as it takes, and no limit counts it."""
 
 
 ACKED: Final = Outcome()

@@ -50,7 +50,9 @@ def attributes(event: Event) -> Iterator[tuple[str, str]]:
         yield _PROCESS_AFTER, event.process_after.isoformat()
     if event.expires_at is not None:
         yield _EXPIRES_AT, event.expires_at.isoformat()
-    yield from event.extensions.items()
+    for name, text in event.extensions.items():
+        if name not in _KNOWN:  # an extension never stands in for an attribute
+            yield name, text
 
 
 def to_structured(event: Event) -> dict[str, object]:

@@ -1,0 +1,129 @@
+"""The default sender, on aiohttp: one pool of connections for all endpoints of a process."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from eventbus.errors import ConfigError
+from eventbus.forward.port import CONNECT_TIMEOUT, MAX_ANSWER_BYTES, Answer, SendFailed
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise ConfigError("forwarding over HTTP needs aiohttp: pip install 'eventbus-core[http]'") from error
+
+# Below the 5 s after which uvicorn, Node and others close an idle connection: reusing one in the moment it is being
+# closed would cost the event a retry.
+_KEEP_ALIVE: Final = 4.0
+# aiohttp rounds longer timeouts up to the next whole second; the worker's own deadline is closer than that.
+_NO_ROUNDING: Final = float("inf")
+_AUTO_HEADERS: Final = ("Accept-Encoding", "Content-Type", "User-Agent")
+
+
+class AiohttpSender:
+    """POST by aiohttp. Opens its pool with the first request, in the running loop; `aclose` when done.
+
+    `ssl_context` is for client certificates or a private CA; without it the system's CAs decide.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_connections: int = 1024,
+        max_connections_per_host: int = 256,
+        connect_timeout: float = CONNECT_TIMEOUT,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._max_connections = max_connections
+        self._max_per_host = max_connections_per_host
+        self._connect_timeout = connect_timeout
+        self._ssl_context = ssl_context
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes, *, timeout: float) -> Answer:
+        """Send one POST and read its answer."""
+        session = self._session
+        if session is None:
+            session = self._session = self._open()
+        limits = aiohttp.ClientTimeout(
+            total=timeout, sock_connect=min(self._connect_timeout, timeout), ceil_threshold=_NO_ROUNDING
+        )
+        try:
+            async with session.post(
+                url,
+                data=body,
+                headers=[*headers, ("accept-encoding", "identity")],
+                skip_auto_headers=_AUTO_HEADERS,
+                allow_redirects=False,
+                timeout=limits,
+            ) as response:
+                content = await _read(response)
+                return Answer(response.status, _first_of_each(response.headers), content)
+        # `from None`: the client's exceptions carry the request, with its secrets, into every traceback.
+        except aiohttp.ConnectionTimeoutError:
+            raise SendFailed("timeout", f"no connection within {limits.sock_connect:g} s", connected=False) from None
+        except TimeoutError:
+            raise SendFailed("timeout", f"no complete answer within {timeout:g} s") from None
+        except aiohttp.ClientConnectorDNSError as error:
+            raise SendFailed("dns", f"host {error.host} is not known: {error.os_error}", connected=False) from None
+        except (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch, ssl.SSLError) as error:
+            raise SendFailed("tls", str(error), connected=False) from None
+        except aiohttp.ClientConnectorError as error:
+            raise SendFailed("refused", str(error), connected=False) from None
+        except aiohttp.ClientPayloadError as error:
+            raise SendFailed("reset", f"the answer broke off: {error}") from None
+        except (aiohttp.ClientConnectionError, OSError) as error:
+            raise SendFailed("reset", str(error) or type(error).__name__) from None
+        except aiohttp.ClientResponseError as error:
+            raise SendFailed("protocol", f"the answer is not HTTP: {error.message}") from None
+        except aiohttp.InvalidURL:
+            raise SendFailed("protocol", "the URL cannot be used", connected=False) from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise SendFailed("protocol", f"{type(error).__name__}: {error}") from None
+
+    async def aclose(self) -> None:
+        """Close the pool; a later `post` opens a new one."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=self._max_connections,
+            limit_per_host=self._max_per_host,
+            keepalive_timeout=_KEEP_ALIVE,
+            ssl=self._ssl_context if self._ssl_context is not None else True,
+            # What /etc/hosts and nsswitch say holds; aiodns, where installed, would go past them.
+            resolver=aiohttp.ThreadedResolver(),
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,  # a few KiB of gzip can be a GiB of text
+            headers={"User-Agent": "eventbus"},
+        )
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    parts: list[bytes] = []
+    missing = MAX_ANSWER_BYTES
+    while missing > 0:
+        part = await response.content.read(missing)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        missing -= len(part)
+    if not response.content.at_eof():
+        # The rest is not worth reading: a new connection is cheaper than an unknown number of bytes.
+        response.close()
+    return b"".join(parts)
+
+
+def _first_of_each(headers: Mapping[str, str]) -> dict[str, str]:
+    result: dict[str, str] = {}
+    for name, value in headers.items():
+        result.setdefault(name.lower(), value)
+    return result
