@@ -20,11 +20,11 @@ from eventbus.event import Event
 from eventbus.redaction import redact_url
 from eventbus.registry import open_adapter
 from eventbus.service import Service
-from eventbus.worker import Health, Observe, Solitude, Worker
 
 if TYPE_CHECKING:
     from eventbus.forward.port import Sender
     from eventbus.parking import DeadLetters
+    from eventbus.worker import Health, Observe, Worker
     from eventbus.worker.dead_letters import DeadLetterWorker
 
 
@@ -61,7 +61,6 @@ class Bus:
         self._own_sender: Sender | None = None
         self._max_bytes = self.adapter.capabilities.max_event_bytes - PARKING_MARGIN
         self._workers: list[Worker | DeadLetterWorker] = []
-        self._solitude: Solitude | None = None
         self._open = False
 
     @classmethod
@@ -88,7 +87,6 @@ class Bus:
     async def open(self) -> None:
         """Connect."""
         await self.adapter.open()
-        self._solitude = Solitude()
         self._open = True
 
     async def aclose(self) -> None:
@@ -141,7 +139,8 @@ class Bus:
     async def publish_many(self, events: Sequence[Event]) -> list[PublishResult]:
         """Publish events with one confirm for all. Raises PublishError, with one result each, if any is not."""
         self._check_open()
-        ready = [self._outgoing(event) for event in events]
+        context = telemetry.trace_context()
+        ready = [self._outgoing(event, context) for event in events]
         sizes = [self._too_large(event) for event in ready]
         fine = [event for event, problem in zip(ready, sizes, strict=True) if problem is None]
         answers = iter(await self._send(fine))
@@ -166,14 +165,16 @@ class Bus:
         except EventBusError as error:
             return [PublishResult("unknown", str(error))] * len(events)
 
-    def _outgoing(self, event: Event) -> Event:
+    def _outgoing(self, event: Event, context: Mapping[str, str]) -> Event:
         if not event.source and self.source:
             event = event.replace(source=self.source)
         if event.headers:
             kept = headers.strip_reserved(event.headers)
             if kept is not event.headers:
                 event = event.replace(headers=kept)
-        return telemetry.carry_trace(event)
+        if context and "traceparent" not in event.extensions:
+            event = event.replace(extensions={**event.extensions, **context})
+        return event
 
     def _too_large(self, event: Event) -> PublishResult | None:
         size = len(event.body)
@@ -227,6 +228,8 @@ class Bus:
 
     @asynccontextmanager
     async def _consuming(self, services: Sequence[Service]) -> AsyncIterator[asyncio.Future[int]]:
+        # Imported here: a process that only publishes never needs it.
+        from eventbus.worker import Solitude, Worker
         from eventbus.worker.dead_letters import DeadLetterWorker
 
         if not services:
@@ -235,6 +238,7 @@ class Bus:
             raise ConfigError("this bus already runs services; pass all of them to one run() or serving()")
         await self.provision(*services)
         await self._open_endpoints(services)
+        solitude = Solitude()
         async with AsyncExitStack() as stack:
             for service in services:
                 consumer = await stack.enter_async_context(self.adapter.consume(service.subscription()))
@@ -243,7 +247,7 @@ class Bus:
                     consumer,
                     broker=self.adapter.name,
                     clock=self._clock,
-                    solitude=self._solitude,
+                    solitude=solitude,
                     observe=self._observe,
                 )
                 self._workers.append(worker)
@@ -279,7 +283,7 @@ class Bus:
         from eventbus.parking import DeadLetters
 
         name, prefix = _name_of(service)
-        return DeadLetters(self.adapter.parking(name, prefix), name)
+        return DeadLetters(self.adapter.parking(name, prefix), name, now=self._clock.now)
 
     async def stats(self, service: str | Service) -> Stats:
         """How many messages of a service are ready, in flight, delayed and parked."""
@@ -296,7 +300,8 @@ class Bus:
     @property
     def health(self) -> Mapping[str, Health]:
         """How each running service is doing."""
-        return {worker.service.name: worker.health for worker in self._workers if isinstance(worker, Worker)}
+        found = ((worker.service.name, worker.health) for worker in self._workers)
+        return {name: health for name, health in found if health is not None}
 
     @property
     def next_moment(self) -> float | None:

@@ -158,11 +158,13 @@ class Event:
 
     def replace(self, **changes: object) -> Event:
         """A copy with some attributes changed; the id stays unless it is given."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        unknown = changes.keys() - values.keys()
-        if unknown:
-            raise TypeError(f"Event has no attribute {sorted(unknown)[0]!r}")
-        return Event.from_wire(**(values | changes))
+        copy = Event.__new__(Event)
+        put = object.__setattr__
+        for name in self.__slots__:
+            put(copy, name, changes.pop(name) if name in changes else getattr(self, name))
+        if changes:
+            raise TypeError(f"Event has no attribute {next(iter(changes))!r}")
+        return copy
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise dataclasses.FrozenInstanceError(f"an Event is never changed; use event.replace({name}=...)")

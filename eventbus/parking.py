@@ -10,7 +10,7 @@ import base64
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -48,8 +48,9 @@ class LetterPage:
 class DeadLetters:
     """One service's dead-letter queue: `bus.dead_letters("wms-cincout")`."""
 
-    def __init__(self, parking: Parking, service: str) -> None:
+    def __init__(self, parking: Parking, service: str, *, now: Callable[[], float] = time.time) -> None:
         self._parking = parking
+        self._now = now
         self.service = service
 
     async def count(self, where: str | Filter | None = None) -> int:
@@ -62,7 +63,7 @@ class DeadLetters:
         """A page of letters, oldest first; nothing is consumed. `after` is the `next` of the page before."""
         wanted = Filter.of(where)
         letters: list[DeadLetter] = []
-        cursor, now = after, time.time()
+        cursor, now = after, self._now()
         while True:
             # With a filter a page of ours may take several of the broker's; the cursor stays at the last one read.
             size = limit - len(letters) if wanted.empty else min(PAGE, max(limit, 50))
@@ -80,7 +81,7 @@ class DeadLetters:
 
     async def all(self, where: str | Filter | None = None) -> AsyncIterator[DeadLetter]:
         """Every letter, page by page."""
-        wanted, cursor, now = Filter.of(where), None, time.time()
+        wanted, cursor, now = Filter.of(where), None, self._now()
         while True:
             page = await self._parking.browse(cursor, PAGE)
             for parked in page.letters:
@@ -127,7 +128,7 @@ class DeadLetters:
         async for letters in self._chosen(ids, where, limit, report):
             if dry_run:
                 continue
-            now = time.time()
+            now = self._now()
             orders = [
                 Redrive(
                     letter.address,
@@ -182,7 +183,7 @@ class DeadLetters:
             async for piece in _pieces(_each(found), limit, report):
                 yield piece
             return
-        started = time.time()
+        started = self._now()
 
         async def letters() -> AsyncIterator[DeadLetter]:
             async for letter in self.all(where):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -43,6 +42,8 @@ def adapter_class(url: str) -> type[Adapter]:
     built_in = _BUILT_IN.get(scheme)
     if built_in is not None:
         return _load_built_in(scheme, built_in)
+    from importlib.metadata import entry_points
+
     for entry in entry_points(group=GROUP, name=scheme):
         found = entry.load()
         if isinstance(found, type) and issubclass(found, Adapter):

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from opentelemetry import metrics, propagate, trace
+from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from eventbus.event import Event
 from eventbus.settlement import Delivery
 
 logger: Final = logging.getLogger("eventbus")
@@ -84,15 +83,15 @@ def tracing() -> bool:
     return hasattr(trace.get_tracer_provider(), "add_span_processor")
 
 
-def carry_trace(event: Event) -> Event:
-    """The event with the current trace context in its attributes, where there is one."""
-    if not trace.get_current_span().get_span_context().is_valid or "traceparent" in event.extensions:
-        return event
+def trace_context() -> Mapping[str, str]:
+    """The current trace context as attributes of an event; empty where there is none."""
+    if not trace.get_current_span().get_span_context().is_valid:
+        return {}
     carrier: dict[str, str] = {}
+    from opentelemetry import propagate
+
     propagate.inject(carrier)
-    extensions = dict(event.extensions)
-    extensions.update((name, carrier[name]) for name in TRACE_FIELDS if name in carrier)
-    return event.replace(extensions=extensions)
+    return {name: carrier[name] for name in TRACE_FIELDS if name in carrier}
 
 
 @contextmanager
@@ -100,6 +99,8 @@ def consumer_span(delivery: Delivery) -> Iterator[trace.Span]:
     """A span around the handling of one delivery, continuing the publisher's trace."""
     event = delivery.event
     carrier = {name: text for name, text in event.extensions.items() if name in TRACE_FIELDS}
+    from opentelemetry import propagate
+
     parent = propagate.extract(carrier)
     attributes: dict[str, str | int] = {
         "messaging.system": "eventbus",

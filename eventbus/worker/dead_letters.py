@@ -36,6 +36,7 @@ class DeadLetterWorker:
         self._failures = 0
         self.busy = 0
         self.next_moment: float | None = None
+        self.health: None = None  # readiness is about the service's own queue
 
     def stop(self) -> None:
         """Finish the batch in hand, then return."""

@@ -1,0 +1,123 @@
+"""sqlite:///file beside a loop written straight on sqlite3 with one transaction per event; and a large backlog."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.measure import DATA, Figure, goal, measured, show
+from eventbus import Bus, Event, Service
+from eventbus.adapter import Adapter
+from eventbus.settlement import ACK
+
+
+def _plain_loop(folder: Path, number: int) -> tuple[Figure, Figure]:
+    """What one writes in an afternoon: a table, a transaction per publish and per consumed event, two services."""
+    db = sqlite3.connect(folder / "plain.db", isolation_level=None)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=FULL")
+    db.execute("CREATE TABLE queue (id INTEGER PRIMARY KEY, service TEXT, taken INTEGER DEFAULT 0, body BLOB)")
+    db.execute("CREATE INDEX by_service ON queue (service, taken, id)")
+    body = json.dumps(DATA).encode()
+    with measured(number) as publishing:
+        for _ in range(number):
+            db.execute("BEGIN IMMEDIATE")
+            for service in ("a", "b"):
+                db.execute("INSERT INTO queue (service, body) VALUES (?, ?)", (service, body))
+            db.execute("COMMIT")
+    with measured(number) as consuming:
+        for _ in range(number):
+            db.execute("BEGIN IMMEDIATE")
+            query = "SELECT id, body FROM queue WHERE service = 'a' AND taken = 0 ORDER BY id LIMIT 1"
+            row, _ = db.execute(query).fetchone()
+            db.execute("UPDATE queue SET taken = 1 WHERE id = ?", (row,))
+            db.execute("COMMIT")
+            db.execute("DELETE FROM queue WHERE id = ?", (row,))
+    db.close()
+    return publishing, consuming
+
+
+async def _bus(url: str, number: int) -> tuple[Figure, Figure, Figure]:
+    services = [Service("bench-a", concurrency=64), Service("bench-b")]
+    left, done = number, asyncio.Event()
+
+    @services[0].on("order.created")
+    async def handle(event: Event) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set()
+
+    async with Bus(url, source="bench-api") as bus:
+        await bus.provision(*services)
+        events = [Event("order.created", DATA) for _ in range(number)]
+        with measured(number) as publishing:
+            for start in range(0, number, 500):
+                await bus.publish_many(events[start : start + 500])
+        with measured(number) as consuming:
+            async with bus.serving(services[0]):
+                await done.wait()
+        few = [Event("order.created", DATA) for _ in range(6400)]
+        with measured(len(few)) as singly:
+            for start in range(0, len(few), 64):
+                await asyncio.gather(*(bus.publish(event) for event in few[start : start + 64]))
+    return publishing, consuming, singly
+
+
+async def _claims(bus: Bus, adapter: Adapter, service: Service, backlog: int, number: int) -> Figure:
+    """Claim and acknowledge `number` events in batches of 256 while `backlog` are waiting."""
+    subscription = service.subscription()
+    missing = backlog - (await bus.stats(service)).ready
+    while missing > 0:
+        await bus.publish_many([Event("order.created", DATA) for _ in range(min(missing, 5000))])
+        missing -= 5000
+    best: Figure | None = None
+    async with adapter.consume(subscription) as consumer:
+        for _ in range(3):
+            taken = 0
+            with measured(number) as figure:
+                while taken < number:
+                    deliveries = await consumer.receive(256, 1.0)
+                    await consumer.settle([(delivery, ACK) for delivery in deliveries])
+                    taken += len(deliveries)
+            figure.events = taken
+            best = figure if best is None or figure.rate > best.rate else best
+    assert best is not None
+    return best
+
+
+async def _backlogs(url: str) -> tuple[Figure, Figure]:
+    service = Service("bench-backlog")
+    async with Bus(url, source="bench-api") as bus:
+        await bus.provision(service)
+        small = await _claims(bus, bus.adapter, service, 10_000, 3_000)
+        started = time.perf_counter()
+        large = await _claims(bus, bus.adapter, service, 1_000_000, 3_000)
+        print(f"  (a million events were published meanwhile, {time.perf_counter() - started:.0f} s)")
+    return small, large
+
+
+def run() -> bool:
+    print("sqlite: WAL, synchronous FULL, publish to 2 services, body of 250 bytes")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plain_publish, plain_consume = _plain_loop(folder, 4_000)
+        publish, consume, singly = asyncio.run(_bus(f"sqlite:///{folder}/bus.db", 60_000))
+        show("plain loop: publish", plain_publish)
+        show("publish_many, 500 at a time", publish)
+        show("publish, 64 callers at once", singly)
+        show("plain loop: consume", plain_consume)
+        show("consume, handle, settle", consume)
+        small, large = asyncio.run(_backlogs(f"sqlite:///{folder}/backlog.db"))
+        show("claim + settle by 256, 10 thousand waiting", small)
+        show("claim + settle by 256, 1 million waiting", large)
+    results = [
+        goal("publish_many against the plain loop", publish.rate / plain_publish.rate, 8),
+        goal("consume+settle against the plain loop", consume.rate / plain_consume.rate, 8),
+        goal("claim rate at 1 million against 10 thousand", large.rate / small.rate, 0.8),
+    ]
+    return all(results)

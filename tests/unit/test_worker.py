@@ -1,0 +1,416 @@
+"""The worker on a memory bus whose consumer can be told to fail: what it keeps, hands back, counts and tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from eventbus import Bus, Delivery, Event, RetryPolicy, Service, headers
+from eventbus.adapter import Consumer, Settled, Subscription
+from eventbus.embedded.memory import MemoryAdapter, MemoryConsumer
+from eventbus.errors import BrokerError, BrokerUnavailable
+from eventbus.settlement import Park, Release, Settlement
+from eventbus.status import requeue
+from eventbus.testing.contract.harness import drained, eventually
+
+
+class TroubledConsumer(MemoryConsumer):
+    """A real consumer with a switch for each kind of trouble, and a record of what was settled."""
+
+    def __init__(self, adapter: TroubledAdapter, subscription: Subscription) -> None:
+        super().__init__(adapter._store, adapter._clock, subscription)
+        self._adapter = adapter
+
+    async def receive(self, limit: int, timeout: float) -> list[Delivery]:
+        if self._adapter.receive_fails:
+            raise BrokerUnavailable("the broker is away")
+        return await super().receive(limit, timeout)
+
+    async def settle(self, items: Sequence[tuple[Delivery, Settlement]]) -> list[Settled]:
+        if self._adapter.settle_raises is not None:
+            raise self._adapter.settle_raises
+        good = [item for item in items if not self._adapter.refuses(item[1])]
+        answers = dict(zip((id(item[0]) for item in good), await super().settle(good), strict=True))
+        self._adapter.settled += good
+        return [answers.get(id(delivery), "failed") for delivery, _ in items]
+
+
+class TroubledAdapter(MemoryAdapter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.receive_fails = False
+        self.settle_raises: Exception | None = None
+        self.refuses: Callable[[Settlement], bool] = lambda settlement: False
+        self.settled: list[tuple[Delivery, Settlement]] = []
+        self.consumers: list[TroubledConsumer] = []
+
+    def consume(self, subscription: Subscription) -> Consumer:
+        consumer = TroubledConsumer(self, subscription)
+        self.consumers.append(consumer)
+        return consumer
+
+
+@pytest.fixture
+def adapter() -> TroubledAdapter:
+    return TroubledAdapter()
+
+
+def bus_on(adapter: TroubledAdapter) -> Bus:
+    return Bus("memory://", prefix="t", adapter=adapter)
+
+
+def service(name: str = "t-stock", **options: object) -> Service:
+    options = {"retry": RetryPolicy(max_retries=2, delay=0.05), "grace": 5.0} | options
+    return Service(name, **options)  # type: ignore[arg-type]
+
+
+async def test_a_refused_parking_is_kept_and_tried_again(adapter: TroubledAdapter) -> None:
+    """While the dead-letter queue refuses, the message stays with the worker, others go on, readiness is red."""
+    adapter.refuses = lambda settlement: isinstance(settlement, Park)
+    stock, calls = service(), []
+
+    @stock.on("bad", status={404: "park"})
+    async def bad(event: Event) -> int:
+        calls.append("bad")
+        return 404
+
+    @stock.on("good")
+    async def good(event: Event) -> None:
+        calls.append("good")
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish("bad")
+        await eventually(lambda: bus.health["t-stock"].failing_settles == 1, "the failure is seen")
+        assert not bus.health["t-stock"].ready
+        await bus.publish("good")
+        await eventually(lambda: "good" in calls, "other messages go on")
+        adapter.refuses = lambda settlement: False
+        await eventually(bus.dead_letters(stock).count, "it is parked once there is room")
+        await eventually(lambda: bus.health["t-stock"].ready, "readiness is green again")
+        await drained(bus, stock)
+    assert calls.count("bad") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [BrokerUnavailable("gone"), RuntimeError("a bug in the adapter")], ids=["broker", "bug"]
+)
+async def test_a_settle_call_that_raises_loses_nothing(adapter: TroubledAdapter, error: Exception) -> None:
+    """When the whole settle call fails, every item of it is kept and settled later; the handler is not called again."""
+    adapter.settle_raises = error
+    stock, calls = service(), []
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        calls.append(event.id)
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish_many([Event("a") for _ in range(10)])
+        await eventually(lambda: bus.health["t-stock"].failing_settles == 10, "all ten failed")
+        adapter.settle_raises = None
+        await drained(bus, stock)
+    assert len(calls) == len(set(calls)) == 10
+
+
+async def test_a_broken_connection_is_waited_out(adapter: TroubledAdapter, caplog: pytest.LogCaptureFixture) -> None:
+    """A receive that fails is logged and tried again with a pause; consumption goes on when the broker is back."""
+    adapter.receive_fails = True
+    stock, calls = service(), []
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        calls.append(event.id)
+
+    with caplog.at_level(logging.WARNING, "eventbus"):
+        async with bus_on(adapter) as bus, bus.serving(stock):
+            await eventually(lambda: "connection_lost" in caplog.text, "it was logged")
+            assert not bus.health["t-stock"].ready
+            await bus.publish("a")
+            adapter.receive_fails = False
+            await eventually(lambda: calls, "the event was handled")
+
+
+async def test_what_was_taken_away_is_not_started(adapter: TroubledAdapter) -> None:
+    """Deliveries that the adapter reports as lost leave the lanes, and a late settle of a running one is lost."""
+    stock, started, go = service(concurrency=1), [], asyncio.Event()
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        started.append(event.data)
+        await go.wait()
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish_many([Event("a", n) for n in range(3)])
+        await eventually(lambda: bus.health["t-stock"].held == 3 and started, "one runs, two wait")
+        consumer = adapter.consumers[0]
+        queue = consumer._queue
+        held = [delivery for _, delivery in _lane(bus).ready]
+        for delivery in held:
+            message = delivery.receipt
+            message.owner = "somebody else"  # type: ignore[attr-defined]
+            del queue.inflight[message]  # type: ignore[arg-type]
+        consumer.lost(held)
+        await eventually(lambda: bus.health["t-stock"].held == 1, "the two are forgotten")
+        go.set()
+        await eventually(lambda: bus.health["t-stock"].held == 0, "the running one is settled")
+    assert started == [0]
+
+
+def _lane(bus: Bus):  # type: ignore[no-untyped-def]
+    return next(iter(bus._workers[0]._runners.values())).lane  # type: ignore[union-attr]
+
+
+async def test_shutdown_releases_the_unstarted_and_lets_the_running_finish(adapter: TroubledAdapter) -> None:
+    """At stop, waiting and ready deliveries are released, running ones are finished and acknowledged."""
+    stock, started, go, seen = service(concurrency=1), asyncio.Event(), asyncio.Event(), []
+
+    @stock.on("run")
+    async def run(event: Event) -> None:
+        started.set()
+        await go.wait()
+        seen.append(event.data)
+
+    @stock.on("wait")
+    async def wait(event: Event) -> object:
+        return requeue(after=20)
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(stock)
+        await bus.publish("wait")
+        await bus.publish_many([Event("run", n) for n in range(3)])
+        running = asyncio.ensure_future(bus.run(stock, signals=False))
+        await started.wait()
+        await eventually(lambda: bus.health["t-stock"].waiting == 1, "one waits for its time")
+        bus.stop()
+        assert not bus.health["t-stock"].ready
+        go.set()
+        assert await running == 0
+        stats = await bus.stats(stock)
+    assert seen == [0]
+    assert sorted(type(settlement).__name__ for _, settlement in adapter.settled) == ["Ack"] + ["Release"] * 3
+    assert (stats.ready, stats.inflight) == (3, 0)
+
+
+async def test_a_handler_past_the_grace_is_stopped_and_its_event_released(adapter: TroubledAdapter) -> None:
+    """After the grace time a running coroutine is cancelled and handed back at no cost."""
+    stock, started, cancelled = service(grace=0.1), asyncio.Event(), []
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(event.id)
+            raise
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(stock)
+        await bus.publish("a")
+        running = asyncio.ensure_future(bus.run(stock, signals=False))
+        await started.wait()
+        bus.stop()
+        assert await running == 0
+        assert (await bus.stats(stock)).ready == 1
+    assert len(cancelled) == 1
+    assert [type(settlement) for _, settlement in adapter.settled] == [Release]
+
+
+async def test_a_stuck_thread_is_counted_keeps_its_slot_and_its_event_is_retried(adapter: TroubledAdapter) -> None:
+    """A plain function past its deadline: the event goes into the retry loop, the slot stays taken until it returns."""
+    stock = service(concurrency=1)
+    hold, calls = threading.Event(), []
+
+    @stock.on("#", timeout=0.1)
+    def handle(event: Event, delivery: Delivery) -> None:
+        calls.append(delivery.attempt)
+        if delivery.attempt == 1:
+            hold.wait(20)
+
+    try:
+        async with bus_on(adapter) as bus, bus.serving(stock):
+            await bus.publish("a")
+            await eventually(lambda: bus.health["t-stock"].stuck == 1, "the stuck thread is counted")
+            await eventually(lambda: bus.health["t-stock"].held == 1, "its retry came back and waits for the slot")
+            assert calls == [1]
+            hold.set()
+            await eventually(lambda: calls == [1, 2], "the slot was free again")
+            await eventually(lambda: bus.health["t-stock"].stuck == 0, "no longer stuck")
+    finally:
+        hold.set()
+
+
+async def test_each_handler_has_a_context_of_its_own(adapter: TroubledAdapter) -> None:
+    """A context variable set by one call is not seen by the next on the same coroutine of the pool."""
+    mark: contextvars.ContextVar[int] = contextvars.ContextVar("mark", default=0)
+    stock, seen = service(concurrency=1), []
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        before = mark.get()
+        mark.set(int(str(event.data)))
+        await asyncio.sleep(0)
+        seen.append((before, mark.get()))
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish_many([Event("a", n) for n in (1, 2, 3)])
+        await eventually(lambda: len(seen) == 3, "all were handled")
+    assert seen == [(0, 1), (0, 2), (0, 3)]
+
+
+async def _cancelled_inside(event: Event, delivery: Delivery) -> None:
+    if delivery.attempt == 1:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+
+async def _exits(event: Event, delivery: Delivery) -> None:
+    if delivery.attempt == 1:
+        sys.exit(3)
+
+
+async def _swallows_its_timeout(event: Event, delivery: Delivery) -> int:
+    try:
+        await asyncio.sleep(10 if delivery.attempt == 1 else 0)
+    except asyncio.CancelledError:
+        return 503
+    return 200
+
+
+async def _asks_for_a_timeout_of_its_own(event: Event, delivery: Delivery) -> None:
+    if delivery.attempt == 1:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(10)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [_cancelled_inside, _exits, _swallows_its_timeout, _asks_for_a_timeout_of_its_own],
+    ids=lambda f: f.__name__,
+)
+async def test_strange_handlers_only_fail(adapter: TroubledAdapter, handler: Callable[..., object]) -> None:
+    """Cancellation from inside, sys.exit, swallowed and own timeouts are failures of one event, nothing more."""
+    stock, seen = service(concurrency=1), []
+    stock.on("strange", timeout=0.1)(handler)
+
+    @stock.on("done")
+    async def done(event: Event) -> None:
+        seen.append(event.type)
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish("strange")
+        await eventually(lambda: len(adapter.settled) == 2, "it failed once, then succeeded")
+        await bus.publish("done")
+        await eventually(lambda: seen, "the worker is well")
+    assert [type(settlement).__name__ for _, settlement in adapter.settled] == ["Retry", "Ack", "Ack"]
+
+
+async def test_suspects_of_two_services_are_handled_one_at_a_time(adapter: TroubledAdapter) -> None:
+    """While a suspect is handled nothing else runs in the whole process, whichever service it belongs to."""
+    services, running, most, alone = [service("t-one"), service("t-two")], 0, 0, []
+    for entry in services:
+
+        @entry.on("#")
+        async def handle(event: Event, delivery: Delivery) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            if delivery.suspect:
+                alone.append(running)
+            await asyncio.sleep(0.002)
+            if delivery.suspect:
+                alone.append(running)
+            running -= 1
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(*services)
+        await bus.publish_many([Event("a") for _ in range(5)])
+        for entry in services:  # a consumer of each takes them and vanishes
+            async with adapter.consume(entry.subscription()) as consumer:
+                assert len(await consumer.receive(5, 1.0)) == 5
+        await bus.publish_many([Event("b") for _ in range(40)])
+        async with bus.serving(*services):
+            for entry in services:
+                await drained(bus, entry)
+    assert alone == [1] * 20
+    assert most > 1
+
+
+async def test_a_crash_note_is_taken_back_when_a_suspect_is_released(adapter: TroubledAdapter) -> None:
+    """A suspect stopped by a shutdown was not a crash: its count is as before."""
+    stock, started = service(grace=0.05), asyncio.Event()
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(stock)
+        await bus.publish("a")
+        async with adapter.consume(stock.subscription()) as consumer:
+            await consumer.receive(1, 1.0)
+        running = asyncio.ensure_future(bus.run(stock, signals=False))
+        await started.wait()
+        queue = adapter.consumers[0]._queue
+        assert next(iter(queue.inflight)).story[headers.CRASHES] == 1
+        bus.stop()
+        assert await running == 0
+        assert headers.CRASHES not in queue.ready[0].story
+        assert not queue.ready[0].suspect
+
+
+async def test_a_full_waiting_room_sends_the_rest_by_the_delayed_road(adapter: TroubledAdapter) -> None:
+    """At most half of prefetch waits in memory; more of them are delayed by the broker, attempts unchanged."""
+    stock, seen = service(prefetch=8, concurrency=4), set()
+
+    @stock.on("#")
+    async def handle(event: Event, delivery: Delivery) -> object:
+        assert delivery.attempt == 1
+        if delivery.history.requeues == 0:
+            return requeue(after=0.3)
+        seen.add(event.id)
+        return None
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish_many([Event("a") for _ in range(12)])
+        await eventually(lambda: bus.health["t-stock"].waiting == 4, "the room is full")
+        await eventually(lambda: len(seen) == 12, "all were handled")
+    kinds = [type(settlement).__name__ for _, settlement in adapter.settled]
+    assert kinds.count("Ack") == 12
+    assert kinds.count("Requeue") >= 8
+
+
+async def test_log_events_tell_the_whole_story(adapter: TroubledAdapter, caplog: pytest.LogCaptureFixture) -> None:
+    """retry_scheduled and message_parked carry service, queue, ids, attempts, reason and the broker's own code."""
+    stock = service(retry=RetryPolicy(max_retries=1, delay=0.01))
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        raise ValueError("db down at postgres://app:hunter2@db/x")
+
+    with caplog.at_level(logging.WARNING, "eventbus"):
+        async with bus_on(adapter) as bus, bus.serving(stock):
+            sent = await bus.publish("order.created", tenant="acme", correlation_id="c-1")
+            await eventually(bus.dead_letters(stock).count, "it was parked")
+    records = {record.event: record.fields for record in caplog.records if hasattr(record, "event")}
+    common = {"service": "t-stock", "event_id": sent.id, "type": "order.created", "tenant": "acme"}
+    retried, parked = records["retry_scheduled"], records["message_parked"]
+    assert retried.items() >= (common | {"attempt": 1, "max_attempts": 2, "correlation_id": "c-1"}).items()
+    assert retried["next_delay"] == pytest.approx(0.01)
+    assert "ValueError" in retried["reason"]
+    assert parked.items() >= (common | {"park_reason": "max-retries", "attempt": 2}).items()
+    assert parked["code"] == "MEMORY_MESSAGE_MAX_RETRIES_EXCEEDED"
+    assert "hunter2" not in caplog.text
+
+
+async def test_a_closed_bus_says_so() -> None:
+    """Using a bus outside its context is an error with the fix, not a hang."""
+    with pytest.raises(BrokerError, match="async with"):
+        await Bus("memory://").publish("a")
