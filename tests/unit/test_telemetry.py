@@ -61,7 +61,7 @@ print(json.dumps({"points": points, "publisher": publisher, "traces": traces}))
 
 
 def test_an_sdk_sees_every_counter_and_the_trace_goes_on() -> None:
-    """With an SDK: each counter of the core has its value and labels, and a handler's span is in its publisher's trace."""
+    """With an SDK each counter has its value and labels, and a handler's span is in its publisher's trace."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
