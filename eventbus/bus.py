@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from eventbus import headers, naming, telemetry
 from eventbus.adapter import PARKING_MARGIN, Adapter, ProvisionMode, PublishResult, Stats, Topology
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from eventbus.parking import DeadLetters
     from eventbus.worker import Health, Observe, Worker
     from eventbus.worker.dead_letters import DeadLetterWorker
+
+MAX_HEADER_BYTES: Final = 64 * 1024
+"""What a publisher's own headers may take: every broker, proxy and endpoint on the way has a limit near this."""
 
 
 class Bus:
@@ -167,19 +170,26 @@ class Bus:
 
     def _outgoing(self, event: Event, context: Mapping[str, str]) -> Event:
         if not event.source and self.source:
-            event = event.replace(source=self.source)
+            event = event.rewritten(source=self.source)
         if event.headers:
             kept = headers.strip_reserved(event.headers)
             if kept is not event.headers:
-                event = event.replace(headers=kept)
+                event = event.rewritten(headers=kept)
         if context and "traceparent" not in event.extensions:
-            event = event.replace(extensions={**event.extensions, **context})
+            event = event.rewritten(extensions={**event.extensions, **context})
         return event
 
     def _too_large(self, event: Event) -> PublishResult | None:
         size = len(event.body)
         if event.headers or event.extensions:
-            size += headers.size_of(event.headers.items()) + headers.size_of(event.extensions.items())
+            said = headers.size_of(event.headers.items()) + headers.size_of(event.extensions.items())
+            if said > MAX_HEADER_BYTES:
+                return PublishResult(
+                    "refused",
+                    f"{event.type} {event.id} has {said} bytes of headers; at most {MAX_HEADER_BYTES} are allowed, "
+                    f"put the rest into data",
+                )
+            size += said
         if size <= self._max_bytes:
             return None
         return PublishResult(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from eventbus import headers
 from eventbus.adapter import Parked
@@ -59,6 +60,10 @@ class DeadLetter(BaseModel):
     headers: dict[str, object] = Field(default_factory=dict)
     """The publisher's own headers, as they were."""
     event: Event = Field(exclude=True, repr=False)
+
+    @field_serializer("headers", when_used="json")
+    def _headers_as_json(self, headers: dict[str, object]) -> dict[str, object]:
+        return {name: plain(value) for name, value in headers.items()}
 
     @classmethod
     def read(cls, parked: Parked, service: str) -> DeadLetter:
@@ -126,7 +131,7 @@ class DeadLetter(BaseModel):
             "jobId": self.id,
             "outboxId": self.id,
             "companyId": self.tenant,
-            "originalData": self.data,
+            "originalData": plain(self.data),
             "failedAttempts": self.retries + 1,
             "lastFailureReason": self.error,
             "lastFailureCode": self.error_code or (str(self.status) if self.status else None),
@@ -138,9 +143,18 @@ class DeadLetter(BaseModel):
 
 
 def _text(value: object) -> str | None:
+    if isinstance(value, str):
+        value = value.encode("utf-8", "replace")  # half a character is no text
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     return str(value) if value not in (None, "") else None
+
+
+def plain(value: object) -> object:
+    """A value as JSON can say it: bytes that are no text as base64."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    return value if isinstance(value, (str, int, float, bool, list, dict, type(None))) else str(value)
 
 
 def _time(story: Mapping[str, object], name: str) -> datetime | None:

@@ -18,10 +18,14 @@ def seconds(value: float | str | timedelta) -> float:
         result = value.total_seconds()
     elif isinstance(value, bool):
         raise ConfigError(f"{value!r} is not a duration; write '5s', '250ms', '2h' or a number of seconds")
+    elif isinstance(value, int) and abs(value) > 10**10:
+        raise ConfigError("that many seconds are not a usable duration")
     elif isinstance(value, (int, float)):
         result = float(value)
-    else:
+    elif isinstance(value, str):
         result = _parse(value)
+    else:
+        raise ConfigError(f"{value!r} is not a duration; write '5s', '250ms', '1h30m' or a number of seconds")
     if not 0 <= result < 10**10:
         raise ConfigError(f"{value!r} is not a usable duration; it must be zero or more")
     return result

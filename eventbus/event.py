@@ -11,19 +11,25 @@ import random
 import re
 import time as _time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from eventbus.errors import InvalidEvent, Undecodable
+
+T = TypeVar("T")
 
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
 NO_HEADERS: Final[Mapping[str, object]] = MappingProxyType({})
+NO_EXTENSIONS: Final[Mapping[str, str]] = MappingProxyType({})
+
+type_: Final = type  # `type` is an attribute of events
 
 # Control characters would split a header line on its way to an HTTP endpoint, or end a C string in a broker.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+# Half of a surrogate pair is no text: UTF-8 cannot say it.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class Event:
@@ -80,41 +86,26 @@ class Event:
         content_type: str | None = None,
         extensions: Mapping[str, str] | None = None,
     ) -> None:
-        if not isinstance(type, str) or not type:
-            raise InvalidEvent(f"event type must be a text such as 'order.created', not {type!r}")
-        for name, text in (("type", type), ("id", id), ("source", source), ("key", key), ("tenant", tenant)):
-            if text is not None:
-                _check_text(name, text)
-        if correlation_id is not None:
-            _check_text("correlation_id", correlation_id)
         if expires_at is not None and ttl is not None:
             raise InvalidEvent("give expires_at or ttl, not both")
-        if time is None:
-            time = datetime.now(timezone.utc)
-        if ttl is not None:
-            expires_at = time + ttl
-        if isinstance(process_after, timedelta):
-            process_after = time + process_after
-        if headers:
-            headers = MappingProxyType({_check_header(k, v): v for k, v in headers.items()})
-        if extensions:
-            for name, text in extensions.items():
-                _check_text(name, text)
+        time = datetime.now(timezone.utc) if time is None else _moment("time", time)
         body, guessed = encode(data)
         put = object.__setattr__
-        put(self, "id", id or new_id())
-        put(self, "type", type)
-        put(self, "source", source)
-        put(self, "time", _aware(time))
+        put(self, "id", _text("id", id) if id else new_id())
+        put(self, "type", _type(type))
+        put(self, "source", _text("source", source))
+        put(self, "time", time)
         put(self, "body", body)
-        put(self, "content_type", content_type or guessed)
-        put(self, "key", key)
-        put(self, "tenant", tenant)
-        put(self, "correlation_id", correlation_id)
-        put(self, "process_after", _aware(process_after))
-        put(self, "expires_at", _aware(expires_at))
-        put(self, "headers", headers or NO_HEADERS)
-        put(self, "extensions", extensions or {})
+        put(self, "content_type", guessed if content_type is None else _text("content_type", content_type))
+        put(self, "key", None if key is None else _text("key", key))
+        put(self, "tenant", None if tenant is None else _text("tenant", tenant))
+        put(self, "correlation_id", None if correlation_id is None else _text("correlation_id", correlation_id))
+        put(self, "process_after", None if process_after is None else _moment("process_after", process_after, time))
+        if ttl is not None:
+            expires_at = _moment("ttl", ttl, time)
+        put(self, "expires_at", None if expires_at is None else _moment("expires_at", expires_at))
+        put(self, "headers", _headers(headers) if headers else NO_HEADERS)
+        put(self, "extensions", _extensions(extensions) if extensions else NO_EXTENSIONS)
 
     @classmethod
     def from_wire(
@@ -147,8 +138,8 @@ class Event:
         put(self, "correlation_id", correlation_id)
         put(self, "process_after", process_after)
         put(self, "expires_at", expires_at)
-        put(self, "headers", headers)
-        put(self, "extensions", extensions or {})
+        put(self, "headers", MappingProxyType(headers) if type_(headers) is dict else headers)
+        put(self, "extensions", MappingProxyType(dict(extensions)) if extensions else NO_EXTENSIONS)
         return self
 
     @property
@@ -158,6 +149,12 @@ class Event:
 
     def replace(self, **changes: object) -> Event:
         """A copy with some attributes changed; the id stays unless it is given."""
+        for name in changes.keys() & _CHECKS.keys():
+            changes[name] = _CHECKS[name](changes[name])
+        return self.rewritten(**changes)
+
+    def rewritten(self, **changes: object) -> Event:
+        """The same for adapters, whose events may come from strangers: nothing is checked."""
         copy = Event.__new__(Event)
         put = object.__setattr__
         for name in self.__slots__:
@@ -182,7 +179,7 @@ class Event:
 
     def __reduce__(self) -> tuple[object, ...]:
         values = [getattr(self, name) for name in _WIRE_ORDER]
-        values[_WIRE_ORDER.index("headers")] = dict(self.headers)
+        values[-2:] = dict(self.headers), dict(self.extensions)  # a mapping proxy cannot be pickled
         return (Event.from_wire, tuple(values))
 
     def __repr__(self) -> str:
@@ -221,10 +218,14 @@ def encode(data: object) -> tuple[bytes, str | None]:
     if isinstance(data, (bytearray, memoryview)):
         return bytes(data), BINARY
     dump = getattr(data, "model_dump_json", None)
-    if dump is not None:
-        return dump().encode(), JSON
     try:
-        return _to_json(data), JSON
+        if dump is None or isinstance(data, type):
+            return _to_json(data), JSON
+        body: bytes = dump().encode()
+        if b"NaN" in body or b"Infinity" in body:
+            from_json(body)  # a model may be told to write them; JSON has none
+        return body, JSON
+    # pydantic's own serialization error is a ValueError too
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidEvent(f"data cannot be written as JSON: {error or type(error).__name__}") from error
 
@@ -276,7 +277,14 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_decoder: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:20]} is beyond what a number can say")
+    return number
+
+
+_decoder: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
 
 
 def _plain(value: object) -> object:
@@ -301,21 +309,44 @@ def _to_json(data: object) -> bytes:
     return _encoder.encode(data).encode()
 
 
-def _aware(value: datetime | None) -> datetime | None:
-    # A naive datetime is what datetime.now() gives: local time.
-    return value.astimezone() if value is not None and value.tzinfo is None else value
+def _moment(name: str, value: object, since: datetime | None = None) -> datetime:
+    """A time with a zone. A naive one is what datetime.now() gives: local time. A duration counts from `since`."""
+    try:
+        if isinstance(value, timedelta) and since is not None:
+            value = since + value
+        if isinstance(value, datetime):
+            value = value if value.tzinfo is not None else value.astimezone()
+            value.timestamp()
+            return value
+    except (OverflowError, ValueError, OSError) as error:
+        raise InvalidEvent(f"{name} = {value!r} is beyond the calendar: {error}") from error
+    wanted = "a datetime" if since is None else "a datetime or a timedelta"
+    raise InvalidEvent(f"{name} = {value!r}: must be {wanted}")
 
 
-def _check_text(name: str, text: object) -> None:
+def _text(name: str, text: object) -> str:
     if not isinstance(text, str):
         raise InvalidEvent(f"{name} must be text, not {type(text).__name__}")
     if _CONTROL.search(text):
-        raise InvalidEvent(f"{name} has a control character: {text!r}")
+        raise InvalidEvent(f"{name} has a control character or half a character: {text!r}")
     if len(text) > 1024:
         raise InvalidEvent(f"{name} has {len(text)} characters; at most 1024 are allowed")
+    return text
 
 
-def _check_header(name: object, value: object) -> str:
+def _type(text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise InvalidEvent(f"event type must be a text such as 'order.created', not {text!r}")
+    return _text("type", text)
+
+
+def _headers(headers: object) -> Mapping[str, object]:
+    if not isinstance(headers, Mapping):
+        raise InvalidEvent(f"headers must be a mapping, not {type(headers).__name__}")
+    return MappingProxyType({_header_name(name, value): value for name, value in headers.items()})
+
+
+def _header_name(name: object, value: object) -> str:
     if not isinstance(name, str) or not name or _CONTROL.search(name):
         raise InvalidEvent(f"header name must be text without control characters, not {name!r}")
     if value is not None and not isinstance(value, (str, bytes, int, float)):
@@ -323,3 +354,47 @@ def _check_header(name: object, value: object) -> str:
     if isinstance(value, str) and _CONTROL.search(value):
         raise InvalidEvent(f"header {name!r} has a control character (CR, LF, NUL ...); send it as bytes or in data")
     return name
+
+
+def _extensions(extensions: object) -> Mapping[str, str]:
+    if not isinstance(extensions, Mapping):
+        raise InvalidEvent(f"extensions must be a mapping, not {type(extensions).__name__}")
+    for name in extensions:
+        if not isinstance(name, str) or not _EXTENSION.fullmatch(name):
+            raise InvalidEvent(f"extension {name!r}: CloudEvents names are 1 to 40 letters a-z and digits")
+        if name in _TAKEN:
+            raise InvalidEvent(f"extension {name!r} is an attribute of every event; set that instead")
+    return MappingProxyType({name: _text(name, text) for name, text in extensions.items()})
+
+
+def _bytes(body: object) -> bytes:
+    if not isinstance(body, bytes):
+        raise InvalidEvent(f"body must be bytes, not {type(body).__name__}; to change the data, make a new Event")
+    return body
+
+
+def _optional(name: str, check: Callable[[str, object], T]) -> Callable[[object], T | None]:
+    return lambda value: None if value is None else check(name, value)
+
+
+_EXTENSION: Final = re.compile(r"[a-z0-9]{1,40}")
+# Spellings of the wire, see wire.py: an extension never stands in for an attribute.
+_TAKEN: Final = frozenset(
+    {"specversion", "id", "type", "source", "time", "datacontenttype", "data", "partitionkey", "tenant"}
+    | {"correlationid", "processafter", "expirytime"}
+)
+_CHECKS: Final[Mapping[str, Callable[[object], object]]] = {
+    "body": _bytes,
+    "content_type": _optional("content_type", _text),
+    "correlation_id": _optional("correlation_id", _text),
+    "expires_at": _optional("expires_at", _moment),
+    "extensions": _extensions,
+    "headers": _headers,
+    "id": lambda value: _text("id", value),
+    "key": _optional("key", _text),
+    "process_after": _optional("process_after", _moment),
+    "source": lambda value: _text("source", value),
+    "tenant": _optional("tenant", _text),
+    "time": lambda value: _moment("time", value),
+    "type": _type,
+}

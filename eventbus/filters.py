@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from eventbus.durations import seconds
 from eventbus.errors import ConfigError
-from eventbus.naming import compile_pattern, matches
+from eventbus.naming import check_pattern, matches
 
 if TYPE_CHECKING:
     from eventbus.deadletter import DeadLetter
@@ -48,7 +48,11 @@ class Filter:
                     f"filter {text!r}: cannot read {text[position:]!r}; write terms such as status=500 age>1h"
                 )
             name, operator, value = match.groups()
-            tests.append(_test(name, operator, value.strip("\"'")))
+            if value[0] in "\"'":
+                if len(value) < 2 or value[-1] != value[0]:
+                    raise ConfigError(f"filter {text!r}: the quote that begins {value!r} is not closed")
+                value = value[1:-1]
+            tests.append(_test(name, operator, value))
             position = match.end()
         return cls(text, tuple(tests))
 
@@ -68,8 +72,9 @@ def _test(name: str, operator: str, value: str) -> Test:
     if name == "age":
         limit = seconds(value)
         return _numeric(name, operator, lambda letter, now: _age(letter, now), limit)
-    if name in ("retries", "redriven") or (name == "status" and value.isdigit()):
-        if not value.isdigit():
+    digits = value.isascii() and value.isdigit() and len(value) < 16
+    if name in ("retries", "redriven") or (name == "status" and digits):
+        if not digits:
             raise ConfigError(f"filter: {name}{operator}{value}: must be a whole number")
         return _numeric(name, operator, lambda letter, now: getattr(letter, name), float(value))
     return _textual(name, operator, value)
@@ -111,7 +116,7 @@ def _textual(name: str, operator: str, value: str) -> Test:
         raise ConfigError(f"filter: {name} cannot be compared with {operator!r}; use = != ~")
     wanted = operator == "="
     if name == "type":
-        pattern = compile_pattern(value)
+        pattern = check_pattern(value)
         return lambda letter, now: matches(pattern, letter.type) is wanted
     if name == "status":
         digits = re.fullmatch(r"([1-5])xx", value)

@@ -6,9 +6,11 @@ A malformed reserved header counts as absent, never as an exception. All of ours
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Final
 
 from eventbus.redaction import redact
@@ -70,20 +72,24 @@ RESERVED: Final = frozenset(IN_FLIGHT + OF_DEAD_LETTERS)
 
 MAX_ERROR_BYTES: Final = 2048
 MAX_ATTEMPTS_BYTES: Final = 2048
+# Whatever ends a line somewhere: C0, DEL, C1, and Unicode's own separators.
+_BREAKS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_TEXT: Final = 256  # every other text of ours; the sum of all stays below 8 KiB
 _MAX_INT: Final = 2**53
+_END_OF_TIME: Final = 253_370_764_800.0  # the year 9999, all of which is left out: a time zone may push a time over it
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a header name is ours: publish strips those, so that a publisher cannot forge a past."""
-    return name.lower() in RESERVED or name.lower().startswith("x-redriven-")
+    """Whether a header name is ours (or RabbitMQ's own story): publish strips those, so that no past is forged."""
+    name = name.lower()
+    return name in RESERVED or name.startswith(("x-redriven-", "x-death", "x-first-death-", "x-last-death-"))
 
 
 def strip_reserved(headers: Mapping[str, object]) -> Mapping[str, object]:
     """The headers without ours; the same object where there is nothing to strip."""
     if not any(is_reserved(name) for name in headers):
         return headers
-    return {name: value for name, value in headers.items() if not is_reserved(name)}
+    return MappingProxyType({name: value for name, value in headers.items() if not is_reserved(name)})
 
 
 def read_history(headers: Mapping[str, object]) -> History:
@@ -94,7 +100,7 @@ def read_history(headers: Mapping[str, object]) -> History:
         retries=number(headers.get(RETRIES)),
         requeues=number(headers.get(REQUEUES)),
         crashes=number(headers.get(CRASHES)),
-        due_at=number(headers.get(DUE_AT)) / 1000,
+        due_at=_instant(number(headers.get(DUE_AT)) / 1000),
         redriven=number(headers.get(REDRIVEN_COUNT)),
         first_received_at=moment(headers.get(FIRST_RECEIVED_AT)),
         enqueued_at=moment(headers.get(ENQUEUED_AT)),
@@ -188,29 +194,43 @@ def describe(outcome: Outcome) -> str:
     """`code: text` of an outcome, as it stands in x-retry-reason, logs and x-final-error. Never empty."""
     error = outcome.error
     code = str(outcome.code or outcome.status or (type(error).__name__ if error is not None else "") or "failed")
-    text = outcome.reason or (str(error) if error is not None else "")
+    text = outcome.reason or (_text_of(error) if error is not None else "")
     return redact(f"{code}: {text}" if text else code)
 
 
 def iso(seconds: float) -> str:
-    """A time as ISO 8601 in UTC, to the millisecond."""
+    """A time as ISO 8601 in UTC, to the millisecond; one outside the calendar is its nearest end."""
+    seconds = min(max(seconds, 0.0), _END_OF_TIME)
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def cut(text: str, limit: int) -> str:
     """Text that takes at most `limit` bytes of UTF-8, on one line, without control characters."""
-    flat = "".join(c if c >= " " and c != "\x7f" else " " for c in text[: limit * 2]).strip()
-    data = flat.encode("utf-8", "replace")
-    return flat if len(data) <= limit else data[: limit - 3].decode("utf-8", "ignore") + "..."
+    data = _BREAKS.sub(" ", text[: limit * 2]).strip().encode("utf-8", "replace")
+    return data.decode() if len(data) <= limit else data[: limit - 3].decode("utf-8", "ignore") + "..."
 
 
 def parse_attempts(text: object) -> list[tuple[int, float, str]]:
     """The attempts in an x-attempts header: number, time, reason. Anything malformed is none."""
+    if not isinstance(text, (str, bytes)) or len(text) > 2 * MAX_ATTEMPTS_BYTES:
+        return []
     try:
-        rows = json.loads(text) if isinstance(text, (str, bytes)) else []
-        return [(int(number), float(at) / 1000, str(reason)) for number, at, reason in rows]
+        rows = [(number, at, reason) for number, at, reason in json.loads(text)]
     except (ValueError, TypeError, RecursionError):
         return []
+    for number, at, reason in rows:
+        if type(number) is not int or type(at) not in (int, float) or not isinstance(reason, str):
+            return []
+        if not (0 <= number <= _MAX_INT and 0 <= at < _END_OF_TIME * 1000):
+            return []
+    return [(number, at / 1000, cut(reason, _MAX_TEXT)) for number, at, reason in rows]
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - an exception that cannot even say what it is must still be told of
+        return f"its text cannot be had ({type(second).__name__})"
 
 
 def _failed(delivery: Delivery, outcome: Outcome, now: float) -> dict[str, str | int | None]:
@@ -254,9 +274,14 @@ def moment(value: object) -> float:
         return 0.0
     try:
         parsed = datetime.fromisoformat(value)
-        return max(0.0, (parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)).timestamp())
+        return _instant((parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)).timestamp())
     except (ValueError, OverflowError):
         return 0.0
+
+
+def _instant(seconds: float) -> float:
+    """The time, if the calendar has it; 0 otherwise."""
+    return seconds if 0.0 <= seconds < _END_OF_TIME else 0.0
 
 
 def _attempts(value: object) -> str:
@@ -269,6 +294,8 @@ def size_of(headers: Iterable[tuple[str, object]]) -> int:
     """Bytes that headers take, roughly: names, texts and blobs as they are, anything else 16."""
     total = 0
     for name, value in headers:
-        total += len(name) + (len(value.encode("utf-8", "replace")) if isinstance(value, str) else 0)
+        total += len(name.encode("utf-8", "replace"))
+        if isinstance(value, str):
+            value = value.encode("utf-8", "replace")
         total += len(value) if isinstance(value, bytes) else 16
     return total

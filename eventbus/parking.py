@@ -169,8 +169,7 @@ class DeadLetters:
     async def export(self, where: str | Filter | None = None) -> AsyncIterator[dict[str, object]]:
         """Every letter as a JSON-ready object; the body as base64, to the byte."""
         async for letter in self.all(where):
-            row = letter.model_dump(mode="json", exclude={"headers"})
-            row["headers"] = {name: _json_header(value) for name, value in letter.headers.items()}
+            row = letter.model_dump(mode="json")
             row["body_base64"] = base64.b64encode(letter.body).decode()
             yield row
 
@@ -227,9 +226,3 @@ def _tally(report: Report, letters: Sequence[DeadLetter], answers: Sequence[Move
 
 def _story(letter: DeadLetter) -> dict[str, object]:
     return {headers.REDRIVEN_COUNT: letter.redriven}
-
-
-def _json_header(value: object) -> object:
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -51,6 +51,7 @@ def read_batch_handler(function: Callable[..., object], names: Mapping[str, obje
             raise ConfigError(f"batch handler {_name(function)}: {parameter.name} must be a list[...] or a Batch")
         element = (*typing.get_args(parameter.annotation), inspect.Parameter.empty)[0]
         arguments.append(decoder(element))
+    _check_result(function, names, _NO_BATCH_VERDICT)
     return Signature(tuple(arguments), is_async(function))
 
 
@@ -143,20 +144,30 @@ def _parameters(function: Callable[..., object], names: Mapping[str, object]) ->
     return used
 
 
+_NO_VERDICT = (bool, str, bytes, dict, list, tuple, float)
+_NO_BATCH_VERDICT = (bool, str, bytes, dict, float)  # a list has one outcome for each event
+
+
 def _signature(function: Callable[..., object], names: Mapping[str, object]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True, locals=dict(names))
     except NameError as error:
         raise ConfigError(f"handler {_name(function)}: annotation {error.name!r} cannot be found") from error
+    except (AttributeError, SyntaxError) as error:
+        raise ConfigError(f"handler {_name(function)}: an annotation cannot be read: {error}") from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{function!r} is not a handler: {error}") from error
 
 
-def _check_result(function: Callable[..., object], names: Mapping[str, object]) -> None:
+def _check_result(
+    function: Callable[..., object], names: Mapping[str, object], refused: tuple[type, ...] = _NO_VERDICT
+) -> None:
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise ConfigError(f"handler {_name(function)} yields; a handler returns its verdict")
     annotation = _signature(function, names).return_annotation
     members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     for member in members:
-        if (typing.get_origin(member) or member) in (bool, str, bytes, dict, list, tuple, float):
+        if (typing.get_origin(member) or member) in refused:
             raise ConfigError(
                 f"handler {_name(function)} returns {member!r}, which is no verdict: return None, an HTTP status, "
                 f"a ConsumerStatus or an Outcome (retry(), requeue(), park())"

@@ -26,6 +26,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1_000_000
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 class RetryPolicy:
     """How often and how long to wait. `max_retries=N` means N+1 calls; `max_attempts=N+1` is the same setting.
 
@@ -82,9 +86,9 @@ class RetryPolicy:
             max_retries = 10
         if not _is_count(max_retries):
             raise ConfigError(f"retry.max_retries = {max_retries!r}: must be a whole number from 0")
-        if not 1.0 <= factor <= 100.0:
+        if not _is_number(factor) or not 1.0 <= factor <= 100.0:
             raise ConfigError(f"retry.factor = {factor!r}: must be from 1 to 100")
-        if not 0.0 <= jitter < 1.0:
+        if not _is_number(jitter) or not 0.0 <= jitter < 1.0:
             raise ConfigError(f"retry.jitter = {jitter!r}: must be from 0 to below 1")
         if mode not in ("delayed", "in-place"):
             raise ConfigError(f"retry.mode = {mode!r}: must be 'delayed' or 'in-place'")
@@ -104,7 +108,7 @@ class RetryPolicy:
         try:
             delay = min(self.cap, self.base * self.factor ** (retry - 1))
         except OverflowError:
-            delay = self.cap
+            delay = self.cap if self.base else 0.0
         return max(0.0, delay * (1.0 + self.jitter * (2.0 * spread - 1.0)))
 
     def delays(self) -> tuple[float, ...]:
@@ -116,7 +120,13 @@ class RetryPolicy:
 
     def total(self) -> float:
         """The longest time all retries together can wait."""
-        return sum(self.delay(retry, 1.0) for retry in range(1, min(self.max_retries, 10_000) + 1))
+        total = 0.0
+        for retry in range(1, self.max_retries + 1):
+            delay = self.delay(retry, 1.0)
+            total += delay
+            if self.factor == 1.0 or delay >= self.cap * (1.0 + self.jitter):  # from here on they are all alike
+                return total + delay * (self.max_retries - retry)
+        return total
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RetryPolicy) and all(
@@ -146,6 +156,13 @@ class Policy:
     retryable_codes: Collection[str] = frozenset()
     unknown_code: Literal["retry", "park"] = "retry"
     on_exhausted: Literal["park", "retry-forever", "discard"] = "park"
+    dlq: bool = True
+    """Without a dead-letter queue `on_exhausted` decides about everything that would be parked."""
+
+    @property
+    def max_attempts(self) -> int:
+        """Calls a message gets at most; 0 for no limit."""
+        return 0 if self.on_exhausted == "retry-forever" else self.retry.max_attempts
 
 
 DEFAULT_POLICY: Final = Policy()
@@ -164,12 +181,18 @@ def decide(outcome: Outcome, delivery: Delivery, policy: Policy, *, now: float |
     if verdict is ConsumerStatus.REQUEUE:
         return _requeue(outcome, delivery, policy, now)
     if verdict is ConsumerStatus.PARK:
-        return park_now(delivery, outcome, reason, now=now)
+        return park_now(delivery, outcome, reason, policy, now=now)
     retries = delivery.history.retries
-    if retries >= policy.retry.max_retries and policy.on_exhausted != "retry-forever":
+    if retries >= policy.retry.max_retries:
+        if policy.on_exhausted == "park":
+            return park_now(delivery, outcome, "max-retries", policy, now=now)
         if policy.on_exhausted == "discard":
             return Ack(discarded=headers.describe(outcome))
-        return park_now(delivery, outcome, "max-retries", now=now)
+    return _retry(delivery, outcome, policy, now)
+
+
+def _retry(delivery: Delivery, outcome: Outcome, policy: Policy, now: float) -> Retry:
+    retries = delivery.history.retries
     delay = policy.retry.delay(retries + 1, spread(delivery, retries + 1))
     if outcome.retry_after is not None and (outcome.status is None or outcome.status in _RETRY_AFTER_STATUSES):
         delay = max(delay, min(outcome.retry_after, MAX_RETRY_AFTER))
@@ -203,8 +226,14 @@ def judge(outcome: Outcome, policy: Policy = DEFAULT_POLICY) -> tuple[ConsumerSt
     return ConsumerStatus.ACK, "permanent"
 
 
-def park_now(delivery: Delivery, outcome: Outcome, reason: ParkReason, *, now: float) -> Park:
+def park_now(
+    delivery: Delivery, outcome: Outcome, reason: ParkReason, policy: Policy = DEFAULT_POLICY, *, now: float
+) -> Settlement:
     """Parking for a reason that stands already: exhausted, expired, undecodable, crash loop ..."""
+    if not policy.dlq:
+        if policy.on_exhausted == "retry-forever":
+            return _retry(delivery, outcome, policy, now)
+        return Ack(discarded=headers.describe(outcome))
     error = headers.describe(outcome)
     return Park(reason, headers.for_parking(delivery, outcome, reason, error, now), error)
 
@@ -228,7 +257,7 @@ def _requeue(outcome: Outcome, delivery: Delivery, policy: Policy, now: float) -
     if now - began > REQUEUE_LIMIT and not outcome.waiting:
         hours = round((now - began) / 3600)
         late = Outcome(status=outcome.status, reason=f"told 'not yet' for {hours} h; {outcome.reason}".rstrip("; "))
-        return park_now(delivery, late, "requeue-limit", now=now)
+        return park_now(delivery, late, "requeue-limit", policy, now=now)
     # An answer of 425 waits at least as long as the policy's first retry would; requeue(after=...) is taken
     # at its word.
     asked = min(outcome.retry_after or 0.0, MAX_RETRY_AFTER)

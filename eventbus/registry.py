@@ -69,7 +69,10 @@ def settings_table(url: str) -> str:
 
 def scheme_of(url: str) -> str:
     """The scheme of a bus URL."""
-    scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+    try:
+        scheme = urlsplit(url).scheme if isinstance(url, str) else ""
+    except ValueError as error:
+        raise ConfigError(f"{redact_url(url)!r} is not a URL: {error}") from None
     if not scheme or "://" not in url:
         raise ConfigError(
             f"{redact_url(str(url))!r} is not a bus URL; write amqp://host, kafka://host:9092, redis://host, "

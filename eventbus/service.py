@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from eventbus.forward.breaker import Breaker
     from eventbus.forward.endpoint import Endpoint
 
+T = TypeVar("T")
 Handler = TypeVar("Handler", bound=Callable[..., object])
 StatusRules = Mapping[int | str, ConsumerStatus | str]
 Duration = float | str | timedelta
@@ -112,16 +113,19 @@ class Service:
         self.max_crashes = _count(f"{name}.max_crashes", max_crashes)
         self.grace = seconds(grace)
         self.mapping = mapping or BodyMapping()
+        if on_exhausted is not None:
+            _one_of(f"{name}.on_exhausted", on_exhausted, ("park", "retry-forever", "discard"))
         if not dlq and on_exhausted not in ("retry-forever", "discard"):
             raise ConfigError(f"{name}.dlq = false needs on_exhausted = 'retry-forever' or 'discard', chosen by hand")
         self._policy = Policy(
             retry=retry or RetryPolicy(),
             statuses=StatusMap(status),
-            permanent=tuple(permanent),
-            permanent_codes=frozenset(map(str, permanent_codes)),
-            retryable_codes=frozenset(map(str, retryable_codes)),
-            unknown_code=unknown_code,
+            permanent=_exceptions(f"{name}.permanent", permanent),
+            permanent_codes=_codes(f"{name}.permanent_codes", permanent_codes),
+            retryable_codes=_codes(f"{name}.retryable_codes", retryable_codes),
+            unknown_code=_one_of(f"{name}.unknown_code", unknown_code, ("retry", "park")),
             on_exhausted=on_exhausted or "park",
+            dlq=dlq,
         )
         self._status_rules: StatusRules = dict(status or {})
         self._prefetch = None if prefetch is None else _count(f"{name}.prefetch", prefetch)
@@ -176,7 +180,9 @@ class Service:
         """Handle events of this type or pattern many at a time: up to `size`, waiting up to `timeout` for them."""
         names = sys._getframe(1).f_locals
         window = BatchWindow(
-            _count(f"{pattern}.size", size), _positive(f"{pattern}.timeout", timeout), _on_error(on_error)
+            _count(f"{pattern}.size", size),
+            _positive(f"{pattern}.timeout", timeout),
+            _one_of(f"{pattern}.on_error", on_error, ("split", "fail-all")),
         )
 
         def register(function: Handler) -> Handler:
@@ -331,7 +337,7 @@ class Service:
         if exact is not None:
             return exact
         for _, route in self._routes.patterns:
-            if naming.matches(naming.compile_pattern(route.pattern), type):
+            if naming.matches(route.pattern, type):
                 return route
         return None
 
@@ -342,10 +348,6 @@ class Service:
         permanent: tuple[type[BaseException], ...] | None,
     ) -> Policy:
         base = self._policy
-        if permanent is not None:
-            bad = [entry for entry in permanent if not (isinstance(entry, type) and issubclass(entry, BaseException))]
-            if bad:
-                raise ConfigError(f"permanent = {bad[0]!r}: must be exception types, such as permanent=(KeyError,)")
         retry = retry or base.retry
         if retry.mode == "in-place" and retry.total() > MAX_IN_PLACE:
             raise ConfigError(
@@ -355,11 +357,12 @@ class Service:
         return Policy(
             retry=retry,
             statuses=StatusMap({**self._status_rules, **(status or {})}) if status else base.statuses,
-            permanent=base.permanent + (permanent or ()),
+            permanent=base.permanent + _exceptions(f"{self.name}.permanent", permanent or ()),
             permanent_codes=base.permanent_codes,
             retryable_codes=base.retryable_codes,
             unknown_code=base.unknown_code,
             on_exhausted=base.on_exhausted,
+            dlq=base.dlq,
         )
 
     def _concurrency_of(self, pattern: str, concurrency: int | None) -> int:
@@ -380,14 +383,27 @@ def _count(name: str, value: int) -> int:
     return value
 
 
+def _exceptions(name: str, value: object) -> tuple[type[BaseException], ...]:
+    entries = value if isinstance(value, (tuple, list)) else None
+    if entries is None or not all(isinstance(entry, type) and issubclass(entry, BaseException) for entry in entries):
+        raise ConfigError(f"{name} = {value!r}: must be a tuple of exception types, such as permanent=(KeyError,)")
+    return tuple(entries)
+
+
+def _codes(name: str, value: Collection[str]) -> frozenset[str]:
+    if isinstance(value, (str, bytes)):
+        raise ConfigError(f"{name} = {value!r}: must be a list of codes, such as ('550', 'MessageRejected')")
+    return frozenset(map(str, value))
+
+
+def _one_of(name: str, value: T, allowed: Collection[T]) -> T:
+    if value not in allowed:
+        raise ConfigError(f"{name} = {value!r}: must be {' or '.join(map(repr, allowed))}")
+    return value
+
+
 def _positive(name: str, value: Duration) -> float:
     result = seconds(value)
     if result <= 0:
         raise ConfigError(f"{name} = {value!r}: must be longer than zero")
     return result
-
-
-def _on_error(value: str) -> Literal["split", "fail-all"]:
-    if value == "split" or value == "fail-all":
-        return value  # type: ignore[return-value]
-    raise ConfigError(f"on_error = {value!r}: must be 'split' or 'fail-all'")

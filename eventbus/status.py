@@ -65,10 +65,10 @@ def outcome_of(result: object) -> Outcome:
     if result is None:
         return ACKED
     if isinstance(result, Outcome):
-        return result
+        return _checked(result)
     if isinstance(result, ConsumerStatus):
         return Outcome(verdict=result)
-    status = result if isinstance(result, int) else getattr(result, "status_code", None)
+    status = result if isinstance(result, int) else _status_code(result)
     if isinstance(status, int) and not isinstance(status, bool):
         if 100 <= status <= 599:
             return Outcome(status=int(status))
@@ -77,6 +77,33 @@ def outcome_of(result: object) -> Outcome:
         f"a handler returned {type(result).__name__}; return None, an HTTP status, a ConsumerStatus, an Outcome "
         f"(retry(), requeue(), park()) or an object with status_code"
     )
+
+
+def _status_code(result: object) -> object:
+    try:
+        return getattr(result, "status_code", None)
+    except Exception as error:  # noqa: BLE001 - a property of somebody's response class
+        raise InvalidOutcome(
+            f"a handler returned {type(result).__name__}, whose status_code cannot be read: {error!r}"
+        ) from error
+
+
+def _checked(outcome: Outcome) -> Outcome:
+    """An Outcome built by hand whose fields are what they should be; a wrong one must not pass for another verdict."""
+    status, after = outcome.status, outcome.retry_after
+    if status is not None and (not isinstance(status, int) or isinstance(status, bool) or not 100 <= status <= 599):
+        raise InvalidOutcome(f"Outcome(status={status!r}): must be a number from 100 to 599")
+    if outcome.verdict is not None and not isinstance(outcome.verdict, ConsumerStatus):
+        raise InvalidOutcome(f"Outcome(verdict={outcome.verdict!r}): must be a ConsumerStatus, or use park(), retry()")
+    if after is not None and (isinstance(after, bool) or not isinstance(after, (int, float)) or not 0 <= after < 1e10):
+        raise InvalidOutcome(f"Outcome(retry_after={after!r}): must be a number of seconds, zero or more")
+    if outcome.code is not None and not isinstance(outcome.code, str):
+        raise InvalidOutcome(f"Outcome(code={outcome.code!r}): must be text, such as '550'")
+    if not isinstance(outcome.reason, str):
+        raise InvalidOutcome(f"Outcome(reason={outcome.reason!r}): must be text")
+    if outcome.error is not None and not isinstance(outcome.error, BaseException):
+        raise InvalidOutcome(f"Outcome(error={outcome.error!r}): must be an exception")
+    return outcome
 
 
 DEFAULT_STATUSES: Final[Mapping[str, ConsumerStatus]] = {
@@ -122,8 +149,10 @@ class StatusMap:
 
 
 def _status_key(key: int | str) -> str:
-    text = str(int(key)) if isinstance(key, (int, HTTPStatus)) else key.strip().lower()
-    if text in {"1xx", "2xx", "3xx", "4xx", "5xx"} or (text.isdigit() and 100 <= int(text) <= 599):
+    text = str(int(key)) if isinstance(key, (int, HTTPStatus)) else str(key).strip().lower()
+    if text in {"1xx", "2xx", "3xx", "4xx", "5xx"}:
+        return text
+    if len(text) == 3 and text.isascii() and text.isdigit() and 100 <= int(text) <= 599:
         return text
     raise ConfigError(f"status {key!r}: use a status from 100 to 599, or a class such as '4xx'")
 

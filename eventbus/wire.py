@@ -85,12 +85,17 @@ def decode(
 
     Raises Undecodable only for a message that claims to be a CloudEvent and is broken.
     """
-    if content_type and content_type.partition(";")[0].strip().lower() == STRUCTURED:
+    if is_structured(content_type):
         return _from_structured(body, headers, fallback_time)
     time = fallback_time or datetime.now(timezone.utc)
     if "id" in attrs and "type" in attrs:
         return _from_attributes(attrs, headers, body, content_type, time)
     return _foreign(attrs, headers, body, content_type, fallback_id, fallback_type, time, mapping)
+
+
+def is_structured(content_type: str | None) -> bool:
+    """Whether the message is an envelope with the event inside."""
+    return content_type is not None and content_type.partition(";")[0].strip().lower() == STRUCTURED
 
 
 def unreadable(
@@ -130,22 +135,28 @@ def _from_structured(body: bytes, headers: Mapping[str, object], time: datetime 
     for name in ("id", "type", "source"):
         if not isinstance(envelope.get(name), str) or not envelope[name]:
             raise Undecodable(f"a structured CloudEvent needs a text {name!r}")
-    if "data" in envelope and "data_base64" in envelope:
+    try:
+        json.dumps(envelope, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise Undecodable(f"a structured CloudEvent holds half of a character: {error}") from error
+    if envelope.get("data") is not None and envelope.get("data_base64") is not None:
         raise Undecodable("a structured CloudEvent has data or data_base64, not both")
     content_type = envelope.get("datacontenttype")
     if content_type is not None and not isinstance(content_type, str):
         raise Undecodable("datacontenttype must be text")
-    if "data_base64" in envelope:
+    if envelope.get("data_base64") is not None:
+        if not isinstance(envelope["data_base64"], str):
+            raise Undecodable("data_base64 must be text")
         try:
-            data = base64.b64decode(str(envelope["data_base64"]), validate=True)
+            data = base64.b64decode(envelope["data_base64"], validate=True)
         except (binascii.Error, ValueError) as error:
             raise Undecodable(f"data_base64 is not base64: {error}") from error
     elif envelope.get("data") is None:
         data = b""
-    elif isinstance(envelope["data"], str) and content_type and not is_json(content_type):
-        data = envelope["data"].encode()
     else:
-        data = json.dumps(envelope["data"], ensure_ascii=False, separators=(",", ":")).encode()
+        as_text = isinstance(envelope["data"], str) and content_type and not is_json(content_type)
+        text = envelope["data"] if as_text else json.dumps(envelope["data"], ensure_ascii=False, separators=(",", ":"))
+        data = str(text).encode()
         content_type = content_type or JSON
     attrs = {
         name: value if isinstance(value, str) else json.dumps(value)
@@ -207,7 +218,10 @@ def delay_header(headers: Mapping[str, object], since: datetime) -> datetime | N
     text = value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
     if not text.isascii() or not text.isdigit() or len(text) > 12:
         return None
-    return since + timedelta(milliseconds=int(text))
+    try:
+        return since + timedelta(milliseconds=int(text))
+    except OverflowError:
+        return None
 
 
 def _instant(text: str | None) -> datetime | None:

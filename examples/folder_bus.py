@@ -106,7 +106,7 @@ class FolderConsumer(Consumer):
         event, story = pickle.loads(path.read_bytes())
         history, problem = reserved.read_history(story), ""
         if self._subscription.dead_letters:
-            event = event.replace(headers={**event.headers, **story})
+            event = event.rewritten(headers={**event.headers, **story})
         elif event.content_type == wire.STRUCTURED:
             try:
                 mapping = self._subscription.mapping
@@ -170,7 +170,7 @@ class FolderParking(Parking):
         if not path.exists():
             return "gone"
         event, story = pickle.loads(path.read_bytes())
-        event = event if letter.body is None else event.replace(body=letter.body)
+        event = event if letter.body is None else event.rewritten(body=letter.body)
         put(self._home / "ready", event, reserved.merge(story, letter.headers), time.time() + letter.delay)
         path.unlink()
         return "done"

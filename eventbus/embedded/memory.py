@@ -263,7 +263,7 @@ class MemoryConsumer(Consumer):
 
     def _deliver(self, message: Message) -> Delivery:
         event, problem = message.event, ""
-        if event.content_type is not None and event.content_type.startswith(wire.STRUCTURED):
+        if wire.is_structured(event.content_type):
             event, problem = _unwrap(event, self._subscription)
         history = headers.read_history(message.story) if message.story else FRESH
         service = self._subscription.service
@@ -335,7 +335,7 @@ class MemoryDeadLetterConsumer(MemoryConsumer):
         for number in queue.readable(now)[:limit]:
             message = queue.parked[number]
             message.owner = self
-            event = message.event.replace(headers={**message.event.headers, **message.story})
+            event = message.event.rewritten(headers={**message.event.headers, **message.story})
             history = headers.read_history(message.story)
             service = self._subscription.service
             deliveries.append(Delivery(event, service, self.queue, Letter(number, message), history))
@@ -418,7 +418,7 @@ class MemoryParking(Parking):
             if message is None:
                 answers.append("gone")
                 continue
-            event = message.event if letter.body is None else message.event.replace(body=letter.body)
+            event = message.event if letter.body is None else message.event.rewritten(body=letter.body)
             now = self._clock.now()
             copy = Message(event, headers.merge(message.story, letter.headers), now)
             if letter.delay > 0:

@@ -99,13 +99,13 @@ def _without_odd_extensions(event: Event) -> Event:
     # Those of a stranger's message were checked by nobody before.
     if not event.extensions:
         return event
-    taken = _ATTRIBUTES | {name for name, _ in wire.attributes(event.replace(extensions={}))}
+    taken = _ATTRIBUTES | {name for name, _ in wire.attributes(event.rewritten(extensions={}))}
     kept: dict[str, str] = {}
     for name, text in event.extensions.items():
         low = name.lower()
         if low not in taken and low not in kept and _TOKEN.fullmatch(low) and isinstance(text, str):
             kept[low] = text
-    return event if kept == event.extensions else event.replace(extensions=kept)
+    return event if kept == event.extensions else event.rewritten(extensions=kept)
 
 
 def _structured(event: Event) -> bytes:

@@ -8,6 +8,7 @@ from eventbus.batch import Batch
 from eventbus.errors import InvalidOutcome
 from eventbus.settlement import Delivery
 from eventbus.status import ACKED, Outcome, outcome_of
+from eventbus.worker.calling import failure
 
 CallBatch = Callable[[Sequence[Delivery], Batch], Awaitable[object]]
 
@@ -24,7 +25,7 @@ async def outcomes_of_batch(deliveries: Sequence[Delivery], call: CallBatch, *, 
         return _spread(result, batch)
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
         if not split or len(deliveries) == 1:
-            return [Outcome(error=error)] * len(deliveries)
+            return [failure(error)] * len(deliveries)
     middle = len(deliveries) // 2
     first = await outcomes_of_batch(deliveries[:middle], call, split=True)
     return first + await outcomes_of_batch(deliveries[middle:], call, split=True)

@@ -8,9 +8,26 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Final, TypeVar
 
+from eventbus.status import Outcome
+
 T = TypeVar("T")
 
 _GRAIN: Final = 0.02  # deadlines may be this much late; one timer then serves many calls
+
+
+class Aborted(Exception):
+    """A handler ended by something that is no Exception: sys.exit(), a cancellation from inside, and the like."""
+
+    def __init__(self, cause: BaseException) -> None:
+        self.cause = cause
+        super().__init__(cause)
+
+
+def failure(error: Exception) -> Outcome:
+    """The outcome of a handler that raised."""
+    if not isinstance(error, Aborted):
+        return Outcome(error=error)
+    return Outcome(error=error.cause, reason=f"the handler ended by {type(error.cause).__name__}")
 
 
 class Call:

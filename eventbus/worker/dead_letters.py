@@ -100,5 +100,5 @@ class DeadLetterWorker:
 
     def _letter(self, delivery: Delivery) -> DeadLetter:
         story = {name: value for name, value in delivery.event.headers.items() if headers.is_reserved(name)}
-        event = delivery.event.replace(headers=headers.strip_reserved(delivery.event.headers))
+        event = delivery.event.rewritten(headers=headers.strip_reserved(delivery.event.headers))
         return DeadLetter.read(Parked("", event, story), self.service.name)

@@ -196,7 +196,7 @@ class Worker:
                 now = self._clock.now()
                 self._held += len(deliveries)
                 for delivery in deliveries:
-                    self._admit(delivery, now)
+                    self._admit_safely(delivery, now)
                 self._kick()
 
     def _ready(self) -> bool:
@@ -214,6 +214,14 @@ class Worker:
 
     # --- admit -----------------------------------------------------------------------------------------------
 
+    def _admit_safely(self, delivery: Delivery, now: float) -> None:
+        """Admit a delivery; one that breaks our own code is parked, or it would stop the worker at every restart."""
+        try:
+            self._admit(delivery, now)
+        except Exception as error:  # noqa: BLE001 - see above
+            telemetry.log(logging.ERROR, "admission_failed", telemetry.about(delivery), exc_info=error)
+            self._park(delivery, Outcome(error=error, code="undecodable"), "undecodable", now)
+
     def _admit(self, delivery: Delivery, now: float) -> None:
         """Find the delivery's place: its lane, the waiting room, the suspects, or straight to a settlement."""
         event = delivery.event
@@ -224,7 +232,7 @@ class Worker:
         if route is None:
             self._unrouted(delivery, now)
             return
-        delivery.max_attempts = route.policy.retry.max_attempts
+        delivery.max_attempts = route.policy.max_attempts
         if event.expires_at is not None and event.expires_at.timestamp() <= now:
             self._expire(delivery, now)
             return
@@ -270,7 +278,7 @@ class Worker:
         self._suspected.set()
 
     def _park(self, delivery: Delivery, outcome: Outcome, reason: ParkReason, now: float) -> None:
-        self._finish(delivery, outcome, park_now(delivery, outcome, reason, now=now))
+        self._finish(delivery, outcome, park_now(delivery, outcome, reason, self.service.policy, now=now))
 
     def _kick(self) -> None:
         """Set the pools to work, and the clock to the windows of batches that began to fill."""
@@ -290,7 +298,7 @@ class Worker:
             self._alarm.clear()
             now = self._clock.now()
             for delivery in self._waiting.due(now):
-                self._admit(delivery, now)
+                self._admit_safely(delivery, now)
             self._kick_pools()
             # What is due already was set to work just now; a lane that is full or shut sets the alarm when it opens.
             await self._clock.wait(self._alarm, min((m for m in self._moments() if m > now), default=None))
@@ -333,7 +341,12 @@ class Worker:
     def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
         """Decide what an outcome means, and see that it is carried out."""
         now = self._clock.now()
-        settlement = decide(outcome, delivery, route.policy, now=now)
+        try:
+            settlement = decide(outcome, delivery, route.policy, now=now)
+        except Exception as error:  # noqa: BLE001 - whatever we got wrong, the message must not hang for ever
+            telemetry.log(logging.ERROR, "decision_failed", telemetry.about(delivery), exc_info=error)
+            outcome = Outcome(reason=f"deciding failed: {error!r}", code="decision_failed")
+            settlement = decide(outcome, delivery, route.policy, now=now)
         if self._observe is not None:
             self._observe(delivery, outcome, settlement)
         if isinstance(settlement, Requeue) and not delivery.noted and not self._stopping.is_set():

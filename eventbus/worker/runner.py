@@ -17,13 +17,13 @@ from anyio import CapacityLimiter, to_thread
 from eventbus import telemetry
 from eventbus.batch import Batch
 from eventbus.clock import Clock
-from eventbus.errors import EventBusError, InvalidPayload
+from eventbus.errors import EventBusError, InvalidOutcome, InvalidPayload
 from eventbus.scheduling.lanes import Lane
 from eventbus.service import Route
 from eventbus.settlement import Delivery, Retry
 from eventbus.status import ACKED, Outcome, outcome_of
 from eventbus.worker.batches import outcomes_of_batch
-from eventbus.worker.calling import Deadlines, in_own_context
+from eventbus.worker.calling import Aborted, Deadlines, failure, in_own_context
 from eventbus.worker.solitude import Solitude
 
 _LONG_RUN: Final = 0.01  # handlers that never await still let the loop breathe this often
@@ -165,13 +165,14 @@ class Runner:
         self.lane.in_hand += 1
         try:
             if self.route.batch is None:
-                await self._handle(delivery)
+                # Never in place: that would wait for a door which we hold shut ourselves.
+                await self._handle(delivery, in_place=False)
             else:
                 await self._handle_batch([delivery])
         finally:
             self._ended(1)
 
-    async def _handle(self, delivery: Delivery) -> None:
+    async def _handle(self, delivery: Delivery, *, in_place: bool = True) -> None:
         """Call the handler, again and again if its policy retries in place; then pass on what came of it."""
         left = False  # whether the door of solitude was closed behind us already
         try:
@@ -180,7 +181,7 @@ class Runner:
                 if outcome is None:  # a thread that hung: answered for already, and no longer counted
                     left = True
                     return
-                retry = self._conclude(delivery, outcome, in_place=True)
+                retry = self._conclude(delivery, outcome, in_place=in_place)
                 if retry is None:
                     return
                 self._solitude.leave()
@@ -231,18 +232,13 @@ class Runner:
             result = await self._result(arguments, deliveries)
         except _Hung:
             return None
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return Outcome(error=error, reason="the handler was cancelled from inside")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-            return Outcome(error=error)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+            return failure(error)
         if result is None:
             return ACKED
         try:
             return outcome_of(result)
-        except EventBusError as error:
+        except InvalidOutcome as error:
             telemetry.log(logging.ERROR, "invalid_outcome", {"route": self.route.name, "error": str(error)})
             return Outcome(error=error)
 
@@ -254,10 +250,16 @@ class Runner:
         call = self._deadlines.start(route.timeout)
         try:
             return await in_own_context(route.call(*arguments))  # type: ignore[arg-type]
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if call.timed_out and call.task.cancelling() <= 1:
                 raise TimeoutError(f"no answer within {route.timeout:g} s") from None
+            if call.task.cancelling():
+                raise
+            raise Aborted(error) from error
+        except (Exception, KeyboardInterrupt, GeneratorExit):
             raise
+        except BaseException as error:
+            raise Aborted(error) from error
         finally:
             self._deadlines.stop(call, route.timeout)
             if call.timed_out:
@@ -279,10 +281,14 @@ class Runner:
         call = self._deadlines.start(self.route.timeout, answer)
         try:
             result = await to_thread.run_sync(function, limiter=self._limiter)
-        except Exception:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and call.task.cancelling():
+                raise  # we are shutting down, and no longer wait for the thread
             if call.timed_out:
                 raise _Hung from None
-            raise
+            if isinstance(error, (Exception, KeyboardInterrupt, GeneratorExit)):
+                raise
+            raise Aborted(error) from error
         finally:
             self._deadlines.stop(call, self.route.timeout)
             if call.timed_out:

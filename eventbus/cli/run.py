@@ -1,0 +1,149 @@
+"""`eventbus run bus.toml` or `eventbus run app:wms`: consume until stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from eventbus import telemetry
+from eventbus.cli import logs
+from eventbus.cli.connection import NOT_GIVEN, Connection
+from eventbus.cli.exits import DONE, FAILED, UsageError
+from eventbus.cli.interrupts import hard_exit, start, stop_signals
+from eventbus.cli.output import say, say_json, say_table
+from eventbus.cli.plan import Plan, describe_route, make
+from eventbus.durations import human
+from eventbus.redaction import redact_url
+
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+def run(
+    target: str | None = None,
+    *,
+    connection: Connection = NOT_GIVEN,
+    workers: int = 1,
+    check: Flag = False,
+    log: logs.LogFormat = "text",
+    log_level: logs.LogLevel = "info",
+    json: Flag = False,
+    worker: Annotated[int | None, Parameter(show=False)] = None,
+) -> int:
+    """Consume until SIGTERM or Ctrl-C; then finish what runs, settle it, and leave. Exit code 1: something was left.
+
+    Parameters
+    ----------
+    target
+        A bus.toml (the default), or a service as module:name.
+    workers
+        Processes to start; one that dies is started again.
+    check
+        Only check everything, and say what would be run.
+    log
+        Lines for people, or JSON objects.
+    log_level
+        The least that is logged.
+    connection
+        Which bus.
+    json
+        With --check: say it as JSON.
+    worker
+        Its number, if a supervisor started this process.
+    """
+    if not 1 <= workers <= 1000:
+        raise UsageError(f"--workers {workers}: must be from 1 to 1000")
+    plan = make(target, connection)
+    if check:
+        _report(plan, json)
+        return DONE
+    logs.configure(log, log_level)
+    if workers > 1:
+        from eventbus.cli.supervisor import supervise
+
+        if not plan.bus.adapter.capabilities.multi_process:
+            raise UsageError(
+                f"--workers {workers}: {redact_url(plan.bus.url)} lives in one process; use sqlite:///file"
+            )
+        command = ["run", plan.target, "--log", log, "--log-level", log_level]
+        if connection.config and connection.config != plan.target:
+            command += ["--config", connection.config]
+        grace = max(service.grace for service in plan.services)
+        return start(supervise(command, workers, url=connection.url, patience=grace + 20.0))
+    if worker is not None:
+        _end_with_parent()
+    code = start(_consume(plan))
+    if any(thread is not threading.current_thread() and not thread.daemon for thread in threading.enumerate()):
+        hard_exit(code)  # a handler hangs in a thread past its deadline and the grace; nobody can stop it
+    return code
+
+
+async def _consume(plan: Plan) -> int:
+    names = ", ".join(service.name for service in plan.services)
+    # From the very beginning: a signal while we connect must not leave anything half done.
+    with stop_signals() as stopped:
+        async with plan.bus as bus:
+            await bus.provision(*plan.services)
+            telemetry.log(logging.INFO, "started", {"services": names, "url": redact_url(bus.url)})
+            running = asyncio.ensure_future(bus.run(*plan.services, signals=False))
+            halt = asyncio.ensure_future(stopped.wait())
+            await asyncio.wait({running, halt}, return_when=asyncio.FIRST_COMPLETED)
+            halt.cancel()
+            if not running.done():
+                telemetry.log(logging.INFO, "stopping", {"services": names})
+            while not running.done():
+                bus.stop()  # again and again: the workers may not have been there at the first time
+                await asyncio.wait({running}, timeout=0.1)
+            left = running.result()
+    telemetry.log(logging.WARNING if left else logging.INFO, "stopped", {"services": names, "left": left})
+    return FAILED if left else DONE
+
+
+def _end_with_parent() -> None:
+    """Stop when the supervisor is gone, however it went: its end of our standard input is then closed."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="eventbus parent watch", daemon=True).start()
+
+
+def _report(plan: Plan, as_json: bool) -> None:
+    bus, services = plan.bus, plan.services
+    if as_json:
+        say_json(
+            {
+                "target": plan.target,
+                "url": redact_url(bus.url),
+                "broker": bus.adapter.name,
+                "prefix": bus.prefix,
+                "services": [
+                    {
+                        "name": service.name,
+                        "prefix": service.prefix,
+                        "prefetch": service.prefetch,
+                        "routes": [describe_route(route) for route in service.routes],
+                    }
+                    for service in services
+                ],
+            }
+        )
+        return
+    number = f"{len(services)} service{'s' if len(services) > 1 else ''}"
+    say(f"{plan.target} is fine: would run {number} on {redact_url(bus.url)} and publish to the prefix {bus.prefix}")
+    rows = []
+    for service in services:
+        for route in service.routes:
+            facts = describe_route(route)
+            timeout = human(float(str(facts["timeout"])))
+            rows.append((service.name, facts["on"], facts["to"], facts["concurrency"], timeout, facts["retry"]))
+        if not service.routes:
+            rows.append((service.name, "-", "no route: every event is acknowledged", "", "", ""))
+    say_table(("service", "on", "to", "concurrency", "timeout", "retries"), rows)

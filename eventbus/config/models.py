@@ -1,0 +1,391 @@
+"""The shape of bus.toml as pydantic models: every key there is, its type, and which go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from eventbus import naming
+from eventbus.config.problems import Path
+from eventbus.durations import seconds
+from eventbus.errors import ConfigError
+from eventbus.forward.auth import Auth
+from eventbus.forward.breaker import Breaker
+from eventbus.forward.endpoint import check_url
+from eventbus.forward.signing import Signer
+from eventbus.policy import RetryPolicy
+from eventbus.service import MAX_IN_PLACE
+from eventbus.status import StatusMap
+
+BROKER_TABLES: Final = ("rabbit", "kafka", "redis", "sqlite", "memory")
+
+
+def wrong(text: str, *path: str | int) -> PydanticCustomError:
+    """A validation error; `path` leads from the model that raises it to the key that is wrong."""
+    where: Path = path
+    return PydanticCustomError("eventbus", "{text}", {"text": text, "path": where})
+
+
+def _whole(least: int) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if isinstance(value, str) and value.strip().isdecimal():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1_000_000:
+            raise wrong(f"must be a whole number from {least}")
+        return value
+
+    return check
+
+
+def _number(least: float, below: float, text: str) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        try:
+            number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else None
+        except ValueError:
+            number = None
+        if number is None or not least <= number < below:
+            raise wrong(text)
+        return number
+
+    return check
+
+
+def _duration(value: object) -> float:
+    try:
+        return seconds(value)  # type: ignore[arg-type]
+    except (ConfigError, AttributeError):
+        raise wrong("not a duration; write '5s', '250ms', '1h30m' or a number of seconds") from None
+
+
+def _longer_than_zero(value: float) -> float:
+    if value <= 0:
+        raise wrong("must be longer than zero")
+    return value
+
+
+def _told_by(check: Callable[[str], object]) -> Callable[[str], str]:
+    """A validator out of a check of the core; its message without the name and value, which are told already."""
+
+    def validate(value: str) -> str:
+        try:
+            check(value)
+        except ConfigError as error:
+            raise wrong(told(str(error), value)) from None
+        return value
+
+    return validate
+
+
+def told(text: str, value: object = None) -> str:
+    """A message of the core without its beginning "name = value:" or "name 'value':"."""
+    head, colon, rest = text.partition(": ")
+    for quoted in (repr(value), str(value)):
+        if isinstance(value, str) and value and head.endswith(quoted) and colon:
+            return rest
+    return rest if colon and " = " in head else text
+
+
+def _check_verdict(value: str) -> object:
+    return StatusMap({500: value})
+
+
+def _check_status(value: str) -> object:
+    return StatusMap({value: "drop"})
+
+
+def _check_target(value: str) -> str:
+    module, colon, name = value.partition(":")
+    if not (module and colon and name) or not all(part.isidentifier() for part in (module + "." + name).split(".")):
+        raise wrong("write module:name, such as 'app:reserve'")
+    return value
+
+
+def _code(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _version(value: object) -> object:
+    if str(value) != "1" or isinstance(value, bool):
+        raise wrong("must be 1; this eventbus knows no other version of the file")
+    return 1
+
+
+Count = Annotated[int, BeforeValidator(_whole(1))]
+CountFromZero = Annotated[int, BeforeValidator(_whole(0))]
+Duration = Annotated[float, BeforeValidator(_duration)]
+Period = Annotated[float, BeforeValidator(_duration), AfterValidator(_longer_than_zero)]
+Code = Annotated[str, BeforeValidator(_code)]
+Pattern = Annotated[str, AfterValidator(_told_by(naming.check_pattern))]
+Prefix = Annotated[str, AfterValidator(_told_by(naming.check_prefix))]
+ServiceName = Annotated[str, AfterValidator(_told_by(naming.check_service))]
+Endpoint = Annotated[str, AfterValidator(_told_by(check_url))]
+Target = Annotated[str, AfterValidator(_check_target)]
+StatusKey = Annotated[str, AfterValidator(_told_by(_check_status))]
+Verdict = Annotated[str, AfterValidator(_told_by(_check_verdict))]
+Statuses = dict[StatusKey, Verdict]
+
+
+class Table(BaseModel):
+    """A table of bus.toml: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RetryTable(Table):
+    """`retry = { max_retries = 10, delay = "5s" }` or `{ base = "1s", factor = 2, cap = "60s", ... }`."""
+
+    max_retries: CountFromZero | None = None
+    max_attempts: Count | None = None
+    mode: Literal["delayed", "in-place"] = "delayed"
+    delay: Duration | None = None
+    base: Duration | None = None
+    factor: Annotated[float, BeforeValidator(_number(1, 100.0001, "must be a number from 1 to 100"))] | None = None
+    cap: Duration | None = None
+    jitter: Annotated[float, BeforeValidator(_number(0, 1, "must be a number from 0 to below 1"))] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> RetryTable:
+        if self.max_retries is not None and self.max_attempts is not None:
+            raise wrong("give max_retries or max_attempts, not both (max_attempts = max_retries + 1)")
+        if self.delay is not None and self._growing:
+            raise wrong(f"give delay (always the same) or {', '.join(self._growing)} (growing), not both")
+        try:
+            policy = self.policy()
+        except ConfigError as error:
+            raise wrong(str(error).removeprefix("retry.")) from None
+        if policy.mode == "in-place" and policy.total() > MAX_IN_PLACE:
+            raise wrong(
+                f"in-place retries may wait {policy.total():.0f} s in all; at most {MAX_IN_PLACE:.0f} s are allowed, "
+                f"because the message is held all that time"
+            )
+        return self
+
+    @property
+    def _growing(self) -> dict[str, float]:
+        values = {"base": self.base, "factor": self.factor, "cap": self.cap, "jitter": self.jitter}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def policy(self) -> RetryPolicy:
+        """The policy it stands for."""
+        if self._growing:
+            return RetryPolicy.exponential(
+                **self._growing, max_retries=self.max_retries, max_attempts=self.max_attempts, mode=self.mode
+            )
+        return RetryPolicy(
+            max_retries=self.max_retries,
+            max_attempts=self.max_attempts,
+            delay=5.0 if self.delay is None else self.delay,
+            mode=self.mode,
+        )
+
+
+class BatchTable(Table):
+    """`batch = { size = 1000, timeout = "1s", concurrency = 2, on_error = "split" }`, beside a handler."""
+
+    size: Count = 1000
+    timeout: Period = 1.0
+    concurrency: Count = 2
+    on_error: Literal["split", "fail-all"] = "split"
+
+
+class SignTable(Table):
+    """`sign = { secret = "whsec_..." }`, or `{ secrets = [new, old] }` while one takes the other's place."""
+
+    secret: SecretStr | None = None
+    secrets: list[SecretStr] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> SignTable:
+        if (self.secret is None) == (self.secrets is None):
+            raise wrong("give secret = '...', or secrets = ['new', 'old'] for rotation")
+        try:
+            Signer(*self.values())
+        except ConfigError as error:
+            raise wrong(str(error).removeprefix("sign: ").removeprefix("sign.")) from None
+        return self
+
+    def values(self) -> list[str]:
+        """The secrets, in the clear."""
+        secrets = self.secrets if self.secret is None else [self.secret]
+        return [secret.get_secret_value() for secret in secrets or ()]
+
+
+class BreakerTable(Table):
+    """`breaker = { failures = 10, open = "5s", max = "60s" }`."""
+
+    failures: Count = 10
+    open: Period = 5.0
+    max: Period = 60.0
+
+    @model_validator(mode="after")
+    def _fits(self) -> BreakerTable:
+        if self.open > self.max:
+            raise wrong("must not be above max", "open")
+        return self
+
+    def breaker(self) -> Breaker:
+        """A new breaker with these numbers."""
+        return Breaker(failures=self.failures, open=self.open, max=self.max)
+
+
+class BasicTable(Table):
+    """`basic = { user = "...", password = "..." }`."""
+
+    user: str
+    password: SecretStr
+
+
+class AuthTable(Table):
+    """`auth = { bearer = "..." }`, `{ bearer_file = "/run/secrets/token" }` or `{ basic = {...} }`."""
+
+    bearer: SecretStr | None = None
+    bearer_file: str | None = None
+    basic: BasicTable | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> AuthTable:
+        if sum(value is not None for value in (self.bearer, self.bearer_file, self.basic)) != 1:
+            raise wrong("give exactly one of bearer, bearer_file or basic = { user, password }")
+        try:
+            self.auth("unread")
+        except ConfigError as error:
+            raise wrong(str(error).partition(": ")[2]) from None
+        return self
+
+    def auth(self, token: str) -> Auth:
+        """The credentials; `token` is what stands in the bearer file, if there is one."""
+        if self.basic is not None:
+            return Auth.basic(self.basic.user, self.basic.password.get_secret_value())
+        return Auth.bearer(token if self.bearer is None else self.bearer.get_secret_value())
+
+
+class MappingTable(Table):
+    """`[mapping]`: where to find attributes in the body of a message that has no CloudEvents attributes."""
+
+    id: str | None = None
+    type: str | None = None
+    key: str | None = None
+    tenant: str | None = None
+    default_type: str | None = None
+
+
+_FORWARD_ONLY: Final = ("sign", "breaker", "auth", "mode")
+
+
+class RouteTable(Table):
+    """`[[services.NAME.routes]]`: events of one pattern, and the endpoint or handler they go to."""
+
+    on: Pattern
+    forward: Endpoint | None = None
+    handler: Target | None = None
+    batch: BatchTable | None = None
+    timeout: Period | None = None
+    concurrency: Count | None = None
+    retry: RetryTable | None = None
+    status: Statuses | None = None
+    sign: SignTable | None = None
+    breaker: BreakerTable | Literal[False] = BreakerTable()
+    auth: AuthTable | None = None
+    mode: Literal["binary", "structured", "raw"] = "binary"
+    permanent: list[str] | None = None
+
+    @field_validator("breaker", mode="plain")
+    @classmethod
+    def _read_breaker(cls, value: object) -> BreakerTable | Literal[False]:
+        if isinstance(value, (BreakerTable, dict)):
+            return BreakerTable.model_validate(value)
+        try:
+            return _BOOL.validate_python(value) and BreakerTable()
+        except ValidationError:
+            raise wrong("must be false, or a table such as { failures = 10, open = '5s', max = '60s' }") from None
+
+    @model_validator(mode="after")
+    def _fits(self) -> RouteTable:
+        if (self.forward is None) == (self.handler is None):
+            raise wrong("give exactly one of forward = 'https://...' or handler = 'module:name'")
+        if self.forward is None:
+            for name in _FORWARD_ONLY:
+                if name in self.model_fields_set:
+                    raise wrong("goes with forward only; this route has a handler", name)
+        else:
+            for name in ("batch", "permanent"):
+                if name in self.model_fields_set:
+                    raise wrong("goes with handler only; this route has forward", name)
+        if self.batch is not None and self.status is not None:
+            raise wrong("a batch answers for each of its events; set status on the service", "status")
+        if self.batch is not None and self.concurrency is not None:
+            raise wrong("with batch, write concurrency inside it: batch = { concurrency = ... }", "concurrency")
+        return self
+
+
+_BOOL: Final = TypeAdapter(bool)
+
+
+class ServiceTable(Table):
+    """`[services.NAME]`: everything Service() takes, and its routes."""
+
+    prefix: Prefix | None = None
+    concurrency: Count = 64
+    timeout: Period = 30.0
+    retry: RetryTable | None = None
+    status: Statuses | None = None
+    permanent: list[str] = Field(default_factory=list)
+    permanent_codes: list[Code] = Field(default_factory=list)
+    retryable_codes: list[Code] = Field(default_factory=list)
+    unknown_code: Literal["retry", "park"] = "retry"
+    strict: bool = False
+    dlq: bool = True
+    on_exhausted: Literal["park", "retry-forever", "discard"] | None = None
+    prefetch: Count | None = None
+    max_local_delay: Duration = 30.0
+    max_crashes: Count = 3
+    grace: Duration = 25.0
+    mapping: MappingTable = MappingTable()
+    routes: list[RouteTable] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _fits(self) -> ServiceTable:
+        if not self.dlq and self.on_exhausted not in ("retry-forever", "discard"):
+            raise wrong("needs on_exhausted = 'retry-forever' or 'discard', chosen by hand", "dlq")
+        first: dict[str, int] = {}
+        for number, route in enumerate(self.routes):
+            if route.on in first:
+                raise wrong(
+                    f"routes[{first[route.on]}] has this pattern already; exactly one route takes an event",
+                    "routes",
+                    number,
+                    "on",
+                )
+            first[route.on] = number
+        return self
+
+
+class FileTable(Table):
+    """The whole file."""
+
+    version: Annotated[int, BeforeValidator(_version)] = 1
+    url: str
+    source: str = ""
+    prefix: Prefix | None = None
+    provision: Literal["create", "verify", "off"] = "create"
+    mapping: MappingTable = MappingTable()
+    services: dict[ServiceName, ServiceTable] = Field(default_factory=dict)
+    rabbit: dict[str, object] = Field(default_factory=dict)
+    kafka: dict[str, object] = Field(default_factory=dict)
+    redis: dict[str, object] = Field(default_factory=dict)
+    sqlite: dict[str, object] = Field(default_factory=dict)
+    memory: dict[str, object] = Field(default_factory=dict)
