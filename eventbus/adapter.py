@@ -240,7 +240,8 @@ class Adapter(ABC):
 
     name: ClassVar[str]
     """The broker's name in log codes and tables: "rabbitmq", "kafka", "redis", "sqlite", "memory"."""
-    capabilities: ClassVar[Capabilities]
+    capabilities: Capabilities
+    """The same for all instances, but for what is a setting (such as the largest message)."""
 
     @classmethod
     @abstractmethod

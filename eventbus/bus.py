@@ -64,6 +64,7 @@ class Bus:
         self._own_sender: Sender | None = None
         self._max_bytes = self.adapter.capabilities.max_event_bytes - PARKING_MARGIN
         self._workers: list[Worker | DeadLetterWorker] = []
+        self._halt: asyncio.Event | None = None
         self._open = False
 
     @classmethod
@@ -208,25 +209,28 @@ class Bus:
 
     async def run(self, *services: Service, signals: bool = True) -> int:
         """Consume until SIGTERM or SIGINT; then drain, settle and return how many deliveries were left unsettled."""
-        stop = asyncio.Event()
+        halt = self._halt = asyncio.Event()
         loop = asyncio.get_running_loop()
         caught = [signal.SIGTERM, signal.SIGINT] if signals else []
         for number in caught:
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, halt.set)
         try:
             async with self._consuming(services) as finished:
-                finished.add_done_callback(lambda _: stop.set())
-                await stop.wait()
+                finished.add_done_callback(lambda _: halt.set())
+                await halt.wait()
                 for number in caught:  # a second signal does what signals do
                     loop.remove_signal_handler(number)
                 self.stop()
                 return await finished
         finally:
+            self._halt = None
             for number in caught:
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
-        """Let `run` or `serving` drain and return."""
+        """Let `run` or `serving` drain and return, also one that is only about to start."""
+        if self._halt is not None:
+            self._halt.set()
         for worker in self._workers:
             worker.stop()
 

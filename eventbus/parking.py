@@ -162,7 +162,7 @@ class DeadLetters:
             if not dry_run:
                 _tally(report, letters, await self._parking.purge([letter.address for letter in letters]))
         if report.done:
-            telemetry.purged.add(report.done, {"service": self.service})
+            telemetry.purged.add(report.done, {"service": self.service, "reason": "operator"})
             telemetry.log(logging.WARNING, "purged", {"service": self.service, "messages": report.done, "by": by})
         return report
 

@@ -56,8 +56,7 @@ class SqliteAdapter(Adapter):
         self.path = settings.path
         self.background: set[asyncio.Future[list[Settled]]] = set()
         """Hand-backs of cancelled receives, awaited before the file is closed."""
-        # The size limit is a setting here, and so differs between instances: past the ClassVar by intent.
-        vars(self)["capabilities"] = replace(type(self).capabilities, max_event_bytes=settings.max_event_bytes)
+        self.capabilities = replace(type(self).capabilities, max_event_bytes=settings.max_event_bytes)
         self._writer: Writer | None = None
         self._reader: Reader | None = None
         self._watch: Watch | None = None

@@ -90,6 +90,8 @@ def expire(tx: Transaction, subscription: int, retention: Retention) -> int:
         tx.execute("DELETE FROM dlq WHERE no IN (SELECT value FROM json_each(?))", (str(list(gone)),))
         fields = {"service": retention.service, "count": len(gone)}
         tx.after.append(partial(telemetry.log, logging.WARNING, "dlq_expired", fields))
+        labels = {"service": retention.service, "reason": "retention"}
+        tx.after.append(partial(telemetry.purged.add, len(gone), labels))
     return len(gone)
 
 

@@ -29,8 +29,7 @@ FROM s CROSS JOIN logs l ON l.no = s.log CROSS JOIN (
 def unknown(service: str, path: str) -> UnknownService:
     """The error for a service without a subscription."""
     return UnknownService(
-        f"{service} has no subscription in {path}; provision it first (`eventbus topology apply`, or "
-        f"provision = 'create')"
+        f"{service} has no subscription in {path}; start it once (`eventbus run`), or call bus.provision(service)"
     )
 
 
