@@ -115,6 +115,14 @@ class DeadLetter(BaseModel):
         except Undecodable:
             return self.event.body
 
+    def row(self) -> dict[str, object]:
+        """Everything about the letter, ready for JSON: the body as base64, and the data where it is JSON."""
+        row = self.model_dump(mode="json")
+        row["body_base64"] = base64.b64encode(self.body).decode()
+        if not isinstance(self.data, bytes):
+            row["data"] = self.data
+        return row
+
     def dlq_metadata(self) -> dict[str, object]:
         """Seed 3's `dlq_metadata` object."""
         return {

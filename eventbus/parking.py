@@ -6,7 +6,6 @@ Adapters only know how to browse, move and remove by address; filters, limits, r
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import time
 from collections import Counter
@@ -169,9 +168,7 @@ class DeadLetters:
     async def export(self, where: str | Filter | None = None) -> AsyncIterator[dict[str, object]]:
         """Every letter as a JSON-ready object; the body as base64, to the byte."""
         async for letter in self.all(where):
-            row = letter.model_dump(mode="json")
-            row["body_base64"] = base64.b64encode(letter.body).decode()
-            yield row
+            yield letter.row()
 
     async def _chosen(
         self, ids: Sequence[str] | None, where: str | Filter | None, limit: int | None, report: Report

@@ -83,5 +83,6 @@ def redact(text: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """A URL that can be printed."""
-    return redact(url)
+    """A URL that can be printed; also one that somebody mistyped."""
+    _, at, rest = url.rpartition("@")
+    return redact(url) if "://" in url or not at else f"{_MASK}@{rest}"

@@ -175,6 +175,7 @@ class Service:
         on_error: Literal["split", "fail-all"] = "split",
         handler_timeout: Duration | None = None,
         retry: RetryPolicy | None = None,
+        status: StatusRules | None = None,
         permanent: tuple[type[BaseException], ...] | None = None,
     ) -> Callable[[Handler], Handler]:
         """Handle events of this type or pattern many at a time: up to `size`, waiting up to `timeout` for them."""
@@ -192,7 +193,7 @@ class Service:
                     name=_name(function),
                     call=function,
                     signature=payload.read_batch_handler(function, names),
-                    policy=self._policy_of(retry, None, permanent),
+                    policy=self._policy_of(retry, status, permanent),
                     concurrency=self._concurrency_of(pattern, concurrency),
                     timeout=self._timeout_of(pattern, handler_timeout),
                     batch=window,

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from eventbus.cli.connection import NOT_GIVEN, Connection, find, must_exist
 from eventbus.cli.exits import DONE, Failure, UsageError
 from eventbus.cli.interrupts import start, stop_signals
-from eventbus.cli.letters import describe, row_of, summary
+from eventbus.cli.letters import describe, summary
 from eventbus.cli.moving import Order, carry_out, confirmed, report_json
 from eventbus.cli.output import note, say, say_json, say_table
 from eventbus.filters import Filter
@@ -74,7 +74,7 @@ def list_(
         async with _letters(service, prefix, connection, where) as letters:
             page = await letters.browse(where, after, limit)
         if json:
-            say_json({"letters": [row_of(letter) for letter in page.letters], "next": page.next})
+            say_json({"letters": [letter.row() for letter in page.letters], "next": page.next})
             return DONE
         if not page.letters:
             say("nothing is parked" if not where else "nothing parked fits the filter")
@@ -104,7 +104,7 @@ def show(
         if not found:
             raise Failure(f"{service} has no dead letter with the id {id!r}; see: eventbus dlq list {service}")
         if json:
-            say_json([row_of(letter) for letter in found] if len(found) > 1 else row_of(found[0]))
+            say_json([letter.row() for letter in found] if len(found) > 1 else found[0].row())
             return DONE
         for letter in found:
             for line in describe(letter):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -28,16 +27,6 @@ def summary(letters: Sequence[DeadLetter]) -> list[tuple[object, ...]]:
         )
         for letter in letters
     ]
-
-
-def row_of(letter: DeadLetter) -> dict[str, object]:
-    """Everything about a letter, ready for JSON: as `export` writes it, with the data where it is JSON."""
-    row = letter.model_dump(mode="json", exclude={"headers"})
-    row["headers"] = {name: _header(value) for name, value in letter.headers.items()}
-    row["body_base64"] = base64.b64encode(letter.body).decode()
-    if not isinstance(letter.data, bytes):
-        row["data"] = letter.data
-    return row
 
 
 def describe(letter: DeadLetter) -> Iterator[str]:
@@ -82,9 +71,3 @@ def _body(letter: DeadLetter) -> str:
 
 def _ago(moment: datetime | None) -> str:
     return "" if moment is None else f"{human(max(0.0, time.time() - moment.timestamp()))} ago"
-
-
-def _header(value: object) -> object:
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

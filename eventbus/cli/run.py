@@ -96,10 +96,8 @@ async def _consume(plan: Plan) -> int:
             halt.cancel()
             if not running.done():
                 telemetry.log(logging.INFO, "stopping", {"services": names})
-            while not running.done():
-                bus.stop()  # again and again: the workers may not have been there at the first time
-                await asyncio.wait({running}, timeout=0.1)
-            left = running.result()
+            bus.stop()
+            left = await running
     telemetry.log(logging.WARNING if left else logging.INFO, "stopped", {"services": names, "left": left})
     return FAILED if left else DONE
 

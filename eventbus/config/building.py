@@ -105,6 +105,7 @@ class Builder:
                 on_error=route.batch.on_error,
                 handler_timeout=route.timeout,
                 retry=retry,
+                status=cast("Mapping[int | str, str]", route.status),
                 permanent=permanent,
             )
         return service.on(

@@ -325,8 +325,6 @@ class RouteTable(Table):
             for name in ("batch", "permanent"):
                 if name in self.model_fields_set:
                     raise wrong("goes with handler only; this route has forward", name)
-        if self.batch is not None and self.status is not None:
-            raise wrong("a batch answers for each of its events; set status on the service", "status")
         if self.batch is not None and self.concurrency is not None:
             raise wrong("with batch, write concurrency inside it: batch = { concurrency = ... }", "concurrency")
         return self

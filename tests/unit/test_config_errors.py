@@ -174,10 +174,6 @@ TABLE: dict[str, tuple[str, str]] = {
         FORWARD + "batch = { size = 3 }",
         "bus.toml: services.wms-a.routes[0].batch: goes with handler only; this route has forward",
     ),
-    "status of a batch": (
-        BATCH + "status = { 404 = 'park' }",
-        "bus.toml: services.wms-a.routes[0].status: a batch answers for each of its events; set status on the service",
-    ),
     "concurrency beside a batch": (
         BATCH + "concurrency = 3",
         "bus.toml: services.wms-a.routes[0].concurrency = 3: with batch, write concurrency inside it: "

@@ -22,7 +22,8 @@ def _block(language: str, first_line: str) -> str:
 
 def test_the_python_example_runs_and_stops(tmp_path: Path) -> None:
     """app.py of the README handles its own event and exits with 0 on SIGTERM."""
-    code = _block("python", "# app.py").replace("    return 201 ", '    print("reserved", order, flush=True)\n    return 201 ')
+    spoken = '    print("reserved", order, flush=True)\n    return 201 '
+    code = _block("python", "# app.py").replace("    return 201 ", spoken)
     (tmp_path / "app.py").write_text(code)
     process = subprocess.Popen([sys.executable, "app.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
