@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Final
 
 from eventbus.adapter import BodyMapping
-from eventbus.errors import Undecodable
+from eventbus.errors import InvalidEvent, Undecodable
 from eventbus.event import JSON, NO_HEADERS, Event, from_json, is_json, new_id
 
 SPEC_VERSION: Final = "1.0"
@@ -96,6 +96,55 @@ def decode(
 def is_structured(content_type: str | None) -> bool:
     """Whether the message is an envelope with the event inside."""
     return content_type is not None and content_type.partition(";")[0].strip().lower() == STRUCTURED
+
+
+def unwrap(event: Event, mapping: BodyMapping) -> tuple[Event, str]:
+    """A structured CloudEvent taken out of its envelope; or the event as it is, and what is wrong with it."""
+    if event.content_type is None or not is_structured(event.content_type):
+        return event, ""
+    try:
+        inner = decode(
+            {},
+            event.headers,
+            event.body,
+            event.content_type,
+            fallback_id=event.id,
+            fallback_time=event.time,
+            mapping=mapping,
+        )
+    except Undecodable as error:
+        return event, str(error)
+    return inner, ""
+
+
+def pack_header(value: object) -> object:
+    """A header value as JSON, without loss; what JSON does not know is an object with one key that names its kind."""
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, datetime):
+        return {"time": value.isoformat()}
+    # Headers from other brokers may repeat (lists) or nest (AMQP tables).
+    if isinstance(value, (list, tuple)):
+        return [pack_header(item) for item in value]
+    if isinstance(value, Mapping):
+        return {"table": {str(name): pack_header(item) for name, item in value.items()}}
+    raise InvalidEvent(f"a header of type {type(value).__name__} cannot be written; send text, bytes or a number")
+
+
+def unpack_header(value: object) -> object:
+    """What `pack_header` packed."""
+    if isinstance(value, list):
+        return [unpack_header(item) for item in value]
+    if not isinstance(value, dict) or len(value) != 1:
+        return value
+    ((kind, content),) = value.items()
+    if kind == "bytes":
+        return base64.b64decode(content)
+    if kind == "time":
+        return datetime.fromisoformat(content)
+    return {name: unpack_header(item) for name, item in content.items()}
 
 
 def unreadable(

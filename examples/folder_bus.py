@@ -21,7 +21,6 @@ from eventbus import (
     Delivery,
     Event,
     Stats,
-    Undecodable,
     UnknownService,
     wire,
 )
@@ -107,12 +106,8 @@ class FolderConsumer(Consumer):
         history, problem = reserved.read_history(story), ""
         if self._subscription.dead_letters:
             event = event.rewritten(headers={**event.headers, **story})
-        elif event.content_type == wire.STRUCTURED:
-            try:
-                mapping = self._subscription.mapping
-                event = wire.decode({}, event.headers, event.body, wire.STRUCTURED, fallback_id="", mapping=mapping)
-            except Undecodable as error:
-                problem = str(error)
+        else:
+            event, problem = wire.unwrap(event, self._subscription.mapping)
         suspect = path.name.endswith(".suspect")
         return Delivery(event, self._subscription.service, self.queue, path, history, suspect, problem=problem)
 

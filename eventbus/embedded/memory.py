@@ -34,7 +34,7 @@ from eventbus.adapter import (
     Topology,
 )
 from eventbus.clock import Clock, SystemClock
-from eventbus.errors import BrokerError, ConfigError, Undecodable, UnknownService
+from eventbus.errors import BrokerError, ConfigError, UnknownService
 from eventbus.event import Event
 from eventbus.settlement import FRESH, Ack, Delivery, HeaderDelta, Park, Release, Requeue, Retry, Settlement
 
@@ -225,7 +225,7 @@ class MemoryConsumer(Consumer):
         return self._store.queue(self._subscription.service, self._subscription.prefix)
 
     async def receive(self, limit: int, timeout: float) -> list[Delivery]:
-        """Due retries first, then what is ready."""
+        """What is due, as soon as there is something."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(timeout, self._expire)
         try:
@@ -234,11 +234,14 @@ class MemoryConsumer(Consumer):
                 deliveries = self._take(limit)
                 if deliveries or self._woken:
                     return deliveries
-                queue = self._queue
-                await self._clock.wait(self._signal, queue.delayed[0][0] if queue.delayed else None)
+                await self._clock.wait(self._signal, self._next_due())
         finally:
             timer.cancel()
             self._woken = False
+
+    def _next_due(self) -> float | None:
+        delayed = self._queue.delayed
+        return delayed[0][0] if delayed else None
 
     def _expire(self) -> None:
         self._woken = True
@@ -262,9 +265,7 @@ class MemoryConsumer(Consumer):
         return [self._deliver(message) for message in messages]
 
     def _deliver(self, message: Message) -> Delivery:
-        event, problem = message.event, ""
-        if wire.is_structured(event.content_type):
-            event, problem = _unwrap(event, self._subscription)
+        event, problem = wire.unwrap(message.event, self._subscription.mapping)
         history = headers.read_history(message.story) if message.story else FRESH
         service = self._subscription.service
         return Delivery(
@@ -341,22 +342,10 @@ class MemoryDeadLetterConsumer(MemoryConsumer):
             deliveries.append(Delivery(event, service, self.queue, Letter(number, message), history))
         return deliveries
 
-    async def receive(self, limit: int, timeout: float) -> list[Delivery]:
-        """Letters that nobody reads now and that are not waiting for another try."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(timeout, self._expire)
-        try:
-            while True:
-                self._signal.clear()
-                deliveries = self._take(limit)
-                if deliveries or self._woken:
-                    return deliveries
-                queue, now = self._queue, self._clock.now()
-                later = [due for number, due in queue.parked_waiting.items() if due > now and number in queue.parked]
-                await self._clock.wait(self._signal, min(later, default=None))
-        finally:
-            timer.cancel()
-            self._woken = False
+    def _next_due(self) -> float | None:
+        queue, now = self._queue, self._clock.now()
+        later = [due for number, due in queue.parked_waiting.items() if due > now and number in queue.parked]
+        return min(later, default=None)
 
     async def settle(self, items: Sequence[tuple[Delivery, Settlement]]) -> list[Settled]:
         """Ack removes; anything else leaves the letter where it is, for later."""
@@ -437,17 +426,6 @@ class MemoryParking(Parking):
     async def depth(self) -> int:
         """How many stand here."""
         return len(self._queue.parked)
-
-
-def _unwrap(event: Event, subscription: Subscription) -> tuple[Event, str]:
-    """A structured CloudEvent taken out of its envelope; or the event as it is, and what is wrong with it."""
-    try:
-        inner = wire.decode(
-            {}, event.headers, event.body, event.content_type, fallback_id=event.id, mapping=subscription.mapping
-        )
-    except Undecodable as error:
-        return event, str(error)
-    return inner, ""
 
 
 def _queue_name(subscription: Subscription) -> str:

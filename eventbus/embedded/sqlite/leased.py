@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from eventbus import headers, telemetry
+from eventbus import headers, telemetry, wire
 from eventbus.adapter import Consumer, Settled, Subscription
 from eventbus.embedded.sqlite import letters, rows, subscriptions
 from eventbus.embedded.sqlite.leases import Claimed, Extend, Held, Note, Table
@@ -123,7 +123,7 @@ class LeasedConsumer(Consumer):
     def _delivery(self, row: rows.Row, token: int) -> Delivery:
         """The delivery in a claimed row: number, stored_at, headers, former token, then the event."""
         story = rows.from_json(row[2]) if row[2] is not None else {}
-        event, problem = rows.unwrap(rows.to_event(*row[4:]), self._subscription.mapping)
+        event, problem = wire.unwrap(rows.to_event(*row[4:]), self._subscription.mapping)
         return Delivery(
             event,
             self._subscription.service,

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from eventbus import telemetry
+from eventbus import telemetry, wire
 from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
 from eventbus.embedded.sqlite import rows, subscriptions
 from eventbus.embedded.sqlite.leases import CLAIM_BYTES, take
@@ -121,7 +121,7 @@ class SqliteParking(Parking):
 def _parked(row: rows.Row) -> Parked:
     number, headers, *columns = row
     event = rows.to_event(*columns)
-    return Parked(str(number), rows.unwrap(event, _MAPPING)[0], rows.from_json(headers))
+    return Parked(str(number), wire.unwrap(event, _MAPPING)[0], rows.from_json(headers))
 
 
 def _number(address: str) -> int | None:

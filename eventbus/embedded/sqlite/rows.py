@@ -5,20 +5,17 @@ Times are ISO 8601 texts (exact, with their offset), headers and extensions one 
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 from eventbus import wire
-from eventbus.adapter import BodyMapping
-from eventbus.errors import InvalidEvent, Undecodable
+from eventbus.errors import InvalidEvent
 from eventbus.event import NO_HEADERS, Event
 
 Row: TypeAlias = tuple[Any, ...]
 
-_PLAIN: Final = (str, int, float, bool, type(None))
 _dumps: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _loads: Final = json.JSONDecoder().decode
 _from_iso: Final = datetime.fromisoformat
@@ -69,7 +66,7 @@ def to_event(
     extensions = None
     if extra is not None:
         found = _loads(extra)
-        headers = {name: _unpack(value) for name, value in found["headers"].items()} or NO_HEADERS
+        headers = {name: wire.unpack_header(value) for name, value in found["headers"].items()} or NO_HEADERS
         extensions = found.get("extensions")
         if after is None:
             after = wire.delay_header(headers, created)
@@ -78,35 +75,14 @@ def to_event(
     )
 
 
-def unwrap(event: Event, mapping: BodyMapping) -> tuple[Event, str]:
-    """A structured CloudEvent taken out of its envelope; or the event as it is, and what is wrong with it."""
-    if event.content_type is None or "cloudevents" not in event.content_type.lower():
-        return event, ""
-    if event.content_type.partition(";")[0].strip().lower() != wire.STRUCTURED:
-        return event, ""
-    try:
-        inner = wire.decode(
-            {},
-            event.headers,
-            event.body,
-            event.content_type,
-            fallback_id=event.id,
-            fallback_time=event.time,
-            mapping=mapping,
-        )
-    except Undecodable as error:
-        return event, str(error)
-    return inner, ""
-
-
 def to_json(headers: Mapping[str, object]) -> str | None:
     """Reserved headers as they stand beside a message; None for none."""
-    return _dumps({name: _pack(value) for name, value in headers.items()}) if headers else None
+    return _dumps({name: wire.pack_header(value) for name, value in headers.items()}) if headers else None
 
 
 def from_json(text: str | None) -> dict[str, object]:
     """Reserved headers from their JSON text."""
-    return {name: _unpack(value) for name, value in _loads(text).items()} if text else {}
+    return {name: wire.unpack_header(value) for name, value in _loads(text).items()} if text else {}
 
 
 def is_unicode(text: str) -> bool:
@@ -119,39 +95,10 @@ def is_unicode(text: str) -> bool:
 
 
 def _extra(headers: Mapping[str, object], extensions: Mapping[str, str]) -> str:
-    extra: dict[str, object] = {"headers": {name: _pack(value) for name, value in headers.items()}}
+    extra: dict[str, object] = {"headers": {name: wire.pack_header(value) for name, value in headers.items()}}
     if extensions:
         extra["extensions"] = dict(extensions)
     try:
         return _dumps(extra)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidEvent(f"the event's headers cannot be written: {error}") from error
-
-
-def _pack(value: object) -> object:
-    """A header value as JSON; what JSON does not know is an object with one key that names its kind."""
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, datetime):
-        return {"time": value.isoformat()}
-    # Headers from other brokers may repeat (lists) or nest (AMQP tables).
-    if isinstance(value, (list, tuple)):
-        return [_pack(item) for item in value]
-    if isinstance(value, Mapping):
-        return {"table": {str(name): _pack(item) for name, item in value.items()}}
-    raise InvalidEvent(f"a header of type {type(value).__name__} cannot be written; send text, bytes or a number")
-
-
-def _unpack(value: object) -> object:
-    if isinstance(value, list):
-        return [_unpack(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "bytes":
-        return base64.b64decode(content)
-    if kind == "time":
-        return _from_iso(content)
-    return {name: _unpack(item) for name, item in content.items()}

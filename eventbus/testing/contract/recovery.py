@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -25,23 +27,25 @@ async def _receive(consumer: Consumer, number: int = 1) -> list[Delivery]:
     return found
 
 
+@asynccontextmanager
+async def _subscribed(broker: BrokerUnderTest, subscription: Subscription) -> AsyncIterator[Adapter]:
+    """An open adapter on which the service is provisioned."""
+    adapter = broker.adapter()
+    await adapter.open()
+    try:
+        await adapter.provision([subscription], "create")
+        yield adapter
+    finally:
+        await adapter.aclose()
+
+
 class RecoveryContract(Contract):
     """What happens when a consumer goes away in the middle."""
 
-    async def _adapter(self, broker: BrokerUnderTest) -> Adapter:
-        adapter = broker.adapter()
-        await adapter.open()
-        return adapter
-
-    def _subscription(self, broker: BrokerUnderTest) -> Subscription:
-        return broker.service().subscription()
-
     async def test_what_a_vanished_consumer_held_comes_again_as_suspect(self, broker: BrokerUnderTest) -> None:
         """Unsettled deliveries of a consumer that is gone are delivered again, marked suspect, attempts unchanged."""
-        sub = self._subscription(broker)
-        adapter = await self._adapter(broker)
-        try:
-            await adapter.provision([sub], "create")
+        sub = broker.service().subscription()
+        async with _subscribed(broker, sub) as adapter:
             event = Event("order.created")
             await adapter.publish(sub.prefix, [event])
             async with adapter.consume(sub) as first:
@@ -51,15 +55,11 @@ class RecoveryContract(Contract):
                 again = (await _receive(second))[0]
                 assert (again.event.id, again.suspect, again.attempt) == (event.id, True, 1)
                 assert await second.settle([(again, ACK)]) == ["done"]
-        finally:
-            await adapter.aclose()
 
     async def test_a_released_delivery_comes_again_unsuspected(self, broker: BrokerUnderTest) -> None:
         """Release hands a delivery back at no cost: soon received again, not as suspect, attempts unchanged."""
-        sub = self._subscription(broker)
-        adapter = await self._adapter(broker)
-        try:
-            await adapter.provision([sub], "create")
+        sub = broker.service().subscription()
+        async with _subscribed(broker, sub) as adapter:
             await adapter.publish(sub.prefix, [Event("order.created")])
             async with adapter.consume(sub) as consumer:
                 delivery = (await _receive(consumer))[0]
@@ -67,15 +67,11 @@ class RecoveryContract(Contract):
                 again = (await _receive(consumer))[0]
                 assert (again.suspect, again.attempt) == (False, 1)
                 await consumer.settle([(again, ACK)])
-        finally:
-            await adapter.aclose()
 
     async def test_settle_answers_for_each(self, broker: BrokerUnderTest) -> None:
         """One settle call carries out different settlements, with one answer each."""
-        sub = self._subscription(broker)
-        adapter = await self._adapter(broker)
-        try:
-            await adapter.provision([sub], "create")
+        sub = broker.service().subscription()
+        async with _subscribed(broker, sub) as adapter:
             await adapter.publish(sub.prefix, [Event("order.created", n) for n in range(5)])
             async with adapter.consume(sub) as consumer:
                 got = await _receive(consumer, 5)
@@ -95,15 +91,11 @@ class RecoveryContract(Contract):
                 again = (await _receive(consumer))[0]
                 assert again.event.data == got[4].event.data
                 await consumer.settle([(again, ACK)])
-        finally:
-            await adapter.aclose()
 
     async def test_settling_twice_is_lost(self, broker: BrokerUnderTest) -> None:
         """A delivery that is settled already is no longer ours: the second settle changes nothing."""
-        sub = self._subscription(broker)
-        adapter = await self._adapter(broker)
-        try:
-            await adapter.provision([sub], "create")
+        sub = broker.service().subscription()
+        async with _subscribed(broker, sub) as adapter:
             await adapter.publish(sub.prefix, [Event("order.created")])
             async with adapter.consume(sub) as consumer:
                 delivery = (await _receive(consumer))[0]
@@ -112,8 +104,6 @@ class RecoveryContract(Contract):
                 assert isinstance(verdict, Park)
                 assert await consumer.settle([(delivery, verdict)]) == ["lost"]
                 assert (await adapter.stats(sub.service, sub.prefix)).parked == 0
-        finally:
-            await adapter.aclose()
 
     async def test_a_crash_loop_is_parked_alone(self, broker: BrokerUnderTest) -> None:
         """A message whose consumer vanished again and again while it was handled alone is parked as crash-loop."""
@@ -125,9 +115,7 @@ class RecoveryContract(Contract):
             calls.append(event.type)
 
         sub = service.subscription()
-        adapter = await self._adapter(broker)
-        try:
-            await adapter.provision([sub], "create")
+        async with _subscribed(broker, sub) as adapter:
             await adapter.publish(sub.prefix, [Event("poison")])
             async with adapter.consume(sub) as consumer:
                 await _receive(consumer)
@@ -139,8 +127,6 @@ class RecoveryContract(Contract):
                         delivery = (await _receive(consumer))[0]  # the note travels with a copy
                         assert delivery.noted
             await adapter.publish(sub.prefix, [Event("innocent")])
-        finally:
-            await adapter.aclose()
         async with broker.bus() as bus, running(bus, service):
             await eventually(lambda: calls == ["innocent"], "the neighbour was handled")
             await eventually(bus.dead_letters(service).count, "the poisoned one was parked")
@@ -160,14 +146,10 @@ class RecoveryContract(Contract):
             return 500 if delivery.attempt == 1 else None
 
         sub = service.subscription()
-        adapter = await self._adapter(broker)
-        try:
-            await adapter.provision([sub], "create")
+        async with _subscribed(broker, sub) as adapter:
             await adapter.publish(sub.prefix, [Event("order.created")])
             async with adapter.consume(sub) as consumer:
                 await _receive(consumer)
-        finally:
-            await adapter.aclose()
         async with broker.bus() as bus, running(bus, service):
             await eventually(lambda: len(calls) == 2, "it was handled, failed, and came again")
             await drained(bus, service)
@@ -243,10 +225,8 @@ class RecoveryContract(Contract):
 
     async def test_a_parked_outcome_of_a_lost_delivery_is_not_parked_twice(self, broker: BrokerUnderTest) -> None:
         """When two consumers parked the same delivery one after the other, only the owner's counts."""
-        sub = self._subscription(broker)
-        adapter = await self._adapter(broker)
-        try:
-            await adapter.provision([sub], "create")
+        sub = broker.service().subscription()
+        async with _subscribed(broker, sub) as adapter:
             await adapter.publish(sub.prefix, [Event("order.created")])
             first = await adapter.consume(sub).__aenter__()
             old = (await _receive(first))[0]
@@ -257,5 +237,3 @@ class RecoveryContract(Contract):
                 assert await second.settle([(new, verdict)]) == ["done"]
             assert await first.settle([(old, decide(park("late"), old, DEFAULT_POLICY))]) == ["lost"]
             assert (await adapter.stats(sub.service, sub.prefix)).parked == 0
-        finally:
-            await adapter.aclose()
