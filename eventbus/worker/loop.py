@@ -120,7 +120,12 @@ class Worker:
         try:
             await self._receive()
             return await self._drain(tasks[2])
+        except Exception as error:
+            # A bug of ours or of the adapter. Whoever runs us in the background must hear of it before the end.
+            telemetry.log(logging.CRITICAL, "worker_failed", {"service": self.service.name}, exc_info=error)
+            raise
         finally:
+            self._receiving = False
             tasks += [task for runner in self._runners.values() for task in runner.tasks]
             for task in tasks:
                 task.cancel()

@@ -28,6 +28,8 @@ class TroubledConsumer(MemoryConsumer):
         self._adapter = adapter
 
     async def receive(self, limit: int, timeout: float) -> list[Delivery]:
+        if self._adapter.receive_breaks is not None:
+            raise self._adapter.receive_breaks
         if self._adapter.receive_fails:
             raise BrokerUnavailable("the broker is away")
         return await super().receive(limit, timeout)
@@ -45,6 +47,7 @@ class TroubledAdapter(MemoryAdapter):
     def __init__(self) -> None:
         super().__init__()
         self.receive_fails = False
+        self.receive_breaks: Exception | None = None
         self.settle_raises: Exception | None = None
         self.refuses: Callable[[Settlement], bool] = lambda settlement: False
         self.settled: list[tuple[Delivery, Settlement]] = []
@@ -408,6 +411,18 @@ async def test_log_events_tell_the_whole_story(adapter: TroubledAdapter, caplog:
     assert parked.items() >= (common | {"park_reason": "max-retries", "attempt": 2}).items()
     assert parked["code"] == "MEMORY_MESSAGE_MAX_RETRIES_EXCEEDED"
     assert "hunter2" not in caplog.text
+
+
+async def test_a_bug_in_an_adapter_turns_readiness_red_and_is_logged(
+    adapter: TroubledAdapter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception that is none of ours ends the worker: it is logged, readiness says no, and it comes out at the end."""
+    stock = service()
+    adapter.receive_breaks = RuntimeError("a bug")
+    with caplog.at_level(logging.CRITICAL, "eventbus"), pytest.raises(RuntimeError, match="a bug"):
+        async with bus_on(adapter) as bus, bus.serving(stock):
+            await eventually(lambda: "worker_failed" in caplog.text, "it was logged")
+            assert not bus.health["t-stock"].ready
 
 
 async def test_a_closed_bus_says_so() -> None:
