@@ -416,13 +416,17 @@ async def test_log_events_tell_the_whole_story(adapter: TroubledAdapter, caplog:
 async def test_a_bug_in_an_adapter_turns_readiness_red_and_is_logged(
     adapter: TroubledAdapter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception that is none of ours ends the worker: it is logged, readiness says no, and it comes out at the end."""
+    """An exception that is none of ours ends the worker: logged, readiness red, and raised at the end."""
     stock = service()
     adapter.receive_breaks = RuntimeError("a bug")
-    with caplog.at_level(logging.CRITICAL, "eventbus"), pytest.raises(RuntimeError, match="a bug"):
+
+    async def serve() -> None:
         async with bus_on(adapter) as bus, bus.serving(stock):
             await eventually(lambda: "worker_failed" in caplog.text, "it was logged")
             assert not bus.health["t-stock"].ready
+
+    with caplog.at_level(logging.CRITICAL, "eventbus"), pytest.raises(RuntimeError, match="a bug"):
+        await serve()
 
 
 async def test_a_closed_bus_says_so() -> None:
