@@ -243,8 +243,7 @@ class Bus:
     @asynccontextmanager
     async def _consuming(self, services: Sequence[Service]) -> AsyncIterator[asyncio.Future[int]]:
         # Imported here: a process that only publishes never needs it.
-        from eventbus.worker import Solitude, Worker
-        from eventbus.worker.dead_letters import DeadLetterWorker
+        from eventbus.worker.waits import undisturbed
 
         if not services:
             raise ConfigError("nothing to run: pass at least one Service")
@@ -252,32 +251,37 @@ class Bus:
             raise ConfigError("this bus already runs services; pass all of them to one run() or serving()")
         await self.provision(*services)
         await self._open_endpoints(services)
-        solitude = Solitude()
-        async with AsyncExitStack() as stack:
+        stack = AsyncExitStack()
+        finished: asyncio.Future[int] | None = None
+        try:
             for service in services:
-                consumer = await stack.enter_async_context(self.adapter.consume(service.subscription()))
-                worker = Worker(
-                    service,
-                    consumer,
-                    broker=self.adapter.name,
-                    clock=self._clock,
-                    solitude=solitude,
-                    observe=self._observe,
-                )
-                self._workers.append(worker)
-                if service.dead_letter_route is not None:
-                    letters = self.adapter.consume(service.subscription(dead_letters=True))
-                    reader = DeadLetterWorker(service, await stack.enter_async_context(letters), clock=self._clock)
-                    self._workers.append(reader)
+                await self._enlist(service, stack)
             finished = asyncio.ensure_future(_together(self._workers))
-            try:
-                yield finished
-            finally:
-                self.stop()
-                try:
-                    await finished
-                finally:
-                    self._workers = []
+            yield finished
+        finally:
+            await undisturbed(self._wind_down(finished, stack))
+
+    async def _enlist(self, service: Service, stack: AsyncExitStack) -> None:
+        from eventbus.worker import Worker
+        from eventbus.worker.dead_letters import DeadLetterWorker
+
+        consumer = await stack.enter_async_context(self.adapter.consume(service.subscription()))
+        broker = self.adapter.name
+        self._workers.append(Worker(service, consumer, broker=broker, clock=self._clock, observe=self._observe))
+        if service.dead_letter_route is not None:
+            letters = self.adapter.consume(service.subscription(dead_letters=True))
+            reader = await stack.enter_async_context(letters)
+            self._workers.append(DeadLetterWorker(service, reader, clock=self._clock))
+
+    async def _wind_down(self, finished: asyncio.Future[int] | None, stack: AsyncExitStack) -> None:
+        """Let the workers drain, then close their consumers; each worker keeps to its own grace time."""
+        self.stop()
+        try:
+            if finished is not None:
+                await finished
+        finally:
+            self._workers = []
+            await stack.aclose()
 
     async def _open_endpoints(self, services: Sequence[Service]) -> None:
         endpoints = [route.endpoint for service in services for route in service.routes if route.endpoint]

@@ -6,6 +6,7 @@ A malformed reserved header counts as absent, never as an exception. All of ours
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -136,17 +137,20 @@ def for_retry(delivery: Delivery, outcome: Outcome, now: float, due_at: float) -
     """The delta of a message that failed and comes back."""
     return _failed(delivery, outcome, now) | {
         RETRIES: delivery.history.retries + 1,
-        DUE_AT: round(due_at * 1000),
+        DUE_AT: math.ceil(due_at * 1000),
     }
 
 
-def for_requeue(delivery: Delivery, now: float, due_at: float) -> dict[str, str | int | None]:
-    """The delta of a message that comes back at no cost."""
+def for_requeue(
+    delivery: Delivery, now: float, due_at: float, *, told_not_yet: bool = False
+) -> dict[str, str | int | None]:
+    """The delta of a message that comes back at no cost; the limit of 24 h counts from the first 'not yet'."""
     history = delivery.history
+    received = history.first_received_at or (now if told_not_yet else 0.0)
     return {
         REQUEUES: history.requeues + 1,
-        DUE_AT: round(due_at * 1000),
-        FIRST_RECEIVED_AT: iso(history.first_received_at or now),
+        DUE_AT: math.ceil(due_at * 1000),
+        FIRST_RECEIVED_AT: iso(received) if received else None,
         ENQUEUED_AT: iso(history.enqueued_at or delivery.enqueued_at or now),
         CRASHES: None,
     }

@@ -179,16 +179,23 @@ class DeadLetters:
             async for piece in _pieces(_each(found), limit, report):
                 yield piece
             return
-        started = self._now()
-
-        async def letters() -> AsyncIterator[DeadLetter]:
-            async for letter in self.all(where):
-                if letter.parked_at is not None and letter.parked_at.timestamp() > started:
-                    return
-                yield letter
-
-        async for piece in _pieces(letters(), limit, report):
+        async for piece in _pieces(self._standing(where), limit, report):
             yield piece
+
+    async def _standing(self, where: str | Filter | None) -> AsyncIterator[DeadLetter]:
+        """The letters that stand here now: what is parked later comes behind them, and is not reached."""
+        wanted, now, left = Filter.of(where), self._now(), await self._parking.depth()
+        cursor = None
+        while left > 0:
+            page = await self._parking.browse(cursor, min(PAGE, left))
+            for parked in page.letters:
+                letter = DeadLetter.read(parked, self.service)
+                if wanted.matches(letter, now):
+                    yield letter
+            left -= len(page.letters)
+            cursor = page.next
+            if cursor is None:
+                return
 
 
 async def _each(letters: list[DeadLetter]) -> AsyncIterator[DeadLetter]:

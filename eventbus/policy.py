@@ -238,9 +238,10 @@ def park_now(
     return Park(reason, headers.for_parking(delivery, outcome, reason, error, now), error)
 
 
-def requeue_until(delivery: Delivery, due_at: float, *, now: float) -> Requeue:
+def requeue_until(delivery: Delivery, due_at: float, *, now: float, told_not_yet: bool = False) -> Requeue:
     """The delayed road at no cost, for a message that is not due yet or finds no room."""
-    return Requeue(due_at, max(0.0, due_at - now), headers.for_requeue(delivery, now, due_at))
+    delta = headers.for_requeue(delivery, now, due_at, told_not_yet=told_not_yet)
+    return Requeue(due_at, max(0.0, due_at - now), delta)
 
 
 def spread(delivery: Delivery, turn: int) -> float:
@@ -264,4 +265,4 @@ def _requeue(outcome: Outcome, delivery: Delivery, policy: Policy, now: float) -
     by_word = outcome.verdict is not None and outcome.retry_after is not None
     wait = asked if by_word else max(asked, policy.retry.delay(1))
     wait = max(REQUEUE_FLOOR, wait * (1.0 + REQUEUE_SPREAD * spread(delivery, history.requeues + 1)))
-    return requeue_until(delivery, now + wait, now=now)
+    return requeue_until(delivery, now + wait, now=now, told_not_yet=not outcome.waiting)

@@ -7,6 +7,7 @@ logging, one logger (`eventbus`); every record has `event` and `fields` attribut
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -44,7 +45,10 @@ stuck: Final = _meter.create_up_down_counter("eventbus.stuck", description="thre
 def log(level: int, event: str, fields: Mapping[str, object], *, exc_info: BaseException | None = None) -> None:
     """One log event. The text is built only if somebody listens."""
     if logger.isEnabledFor(level):
-        logger.log(level, "%s", _Text(event, fields), extra={"event": event, "fields": fields}, exc_info=exc_info)
+        try:
+            logger.log(level, "%s", _Text(event, fields), extra={"event": event, "fields": fields}, exc_info=exc_info)
+        except Exception as error:  # noqa: BLE001 - a filter of the user's; a message must not hang because of it
+            print(f"eventbus: {event} could not be logged: {error!r}", file=sys.stderr)
 
 
 class _Text:

@@ -76,7 +76,11 @@ class _Supervisor:
         wait, first = FIRST_PAUSE, True
         while not self._stopping.is_set():
             began = time.monotonic()
-            code = await self._live(slot)
+            try:
+                code = await self._live(slot)
+            except OSError as error:  # no memory, no process to be had: as if it had ended at once
+                telemetry.log(logging.ERROR, "worker_not_started", {"worker": slot, "error": str(error)})
+                code = FAILED
             if self._stopping.is_set():
                 self._account(slot, code)
                 return

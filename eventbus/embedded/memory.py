@@ -367,6 +367,15 @@ class MemoryDeadLetterConsumer(MemoryConsumer):
             answers.append("done")
         return answers
 
+    async def note(self, delivery: Delivery, headers_: HeaderDelta) -> bool:
+        """Written into the letter's story."""
+        assert isinstance(delivery.receipt, Letter)
+        message = delivery.receipt.message
+        if message.owner is not self:
+            return False
+        message.story = headers.merge(message.story, headers_)
+        return True
+
     async def aclose(self) -> None:
         """Letters being read can be read by others again."""
         queue = self._store.queues.get((self._subscription.prefix, self._subscription.service))

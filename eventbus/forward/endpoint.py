@@ -73,7 +73,9 @@ class Endpoint:
 
     async def open(self, sender: Sender | None = None) -> None:
         """Be ready to send: with the sender of the constructor, else with this shared one, else with a new one."""
-        self._ready(sender)
+        self._sender = self._own_sender or sender  # anew each time: a service may run on one bus after another
+        self._made_here = False
+        self._ready()
 
     async def aclose(self) -> None:
         """Close the sender if it was made here; one that was handed over belongs to who made it."""

@@ -71,11 +71,11 @@ class Lane(Generic[Item]):
             return []
         return [self.ready.pop()[1] for _ in range(min(over, len(self.ready)))]
 
-    def drop(self, gone: Container[Item]) -> int:
-        """Forget the ready items that are gone; answers how many."""
-        before = len(self.ready)
+    def drop(self, gone: Container[Item]) -> list[Item]:
+        """Take out the ready items that are gone."""
+        dropped = [item for _, item in self.ready if item in gone]
         self.ready = deque(entry for entry in self.ready if entry[1] not in gone)
-        return before - len(self.ready)
+        return dropped
 
     def clear(self) -> list[Item]:
         """Take out everything that has not started."""

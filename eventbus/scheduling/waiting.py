@@ -39,16 +39,16 @@ class WaitingRoom(Generic[Item]):
         """When the next one is due."""
         return self._heap[0][0] if self._heap else None
 
-    def drop(self, gone: Container[Item]) -> int:
-        """Forget those who are gone; answers how many."""
-        before = len(self._heap)
+    def drop(self, gone: Container[Item]) -> list[Item]:
+        """Take out those who are gone."""
+        dropped = [item for _, _, item in self._heap if item in gone]
         self._heap = [entry for entry in self._heap if entry[2] not in gone]
         heapq.heapify(self._heap)
-        return before - len(self._heap)
+        return dropped
 
-    def clear(self) -> list[Item]:
-        """Everybody out."""
-        items = [item for _, _, item in self._heap]
+    def clear(self) -> list[tuple[float, Item]]:
+        """Everybody out, each with the time they were waiting for."""
+        items = [(due_at, item) for due_at, _, item in self._heap]
         self._heap.clear()
         return items
 

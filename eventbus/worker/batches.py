@@ -1,4 +1,4 @@
-"""Batches: filling one, and finding the event that spoils it."""
+"""Batches: a verdict for each event, and finding the one that spoils the call."""
 
 from __future__ import annotations
 
@@ -11,24 +11,35 @@ from eventbus.status import ACKED, Outcome, outcome_of
 from eventbus.worker.calling import failure
 
 CallBatch = Callable[[Sequence[Delivery], Batch], Awaitable[object]]
+Conclude = Callable[[Delivery, Outcome], object]
 
 
-async def outcomes_of_batch(deliveries: Sequence[Delivery], call: CallBatch, *, split: bool) -> list[Outcome]:
-    """Call a batch handler and give each event its own outcome.
+async def call_batch(deliveries: Sequence[Delivery], call: CallBatch, conclude: Conclude, *, split: bool) -> None:
+    """Call a batch handler and conclude each event by its own outcome, as soon as that is known.
 
-    An exception says nothing about which event it came from: the batch is halved and each half called again, down
-    to one, so that a poisoned event spends its own retries and nobody else's.
+    An exception says nothing about which event it came from: the events without a word of their own are halved and
+    each half called again, down to one, so that a poisoned event spends its own retries and nobody else's.
     """
     batch = Batch(deliveries)
     try:
-        result = await call(deliveries, batch)
-        return _spread(result, batch)
+        outcomes = _spread(await call(deliveries, batch), batch)
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-        if not split or len(deliveries) == 1:
-            return [failure(error)] * len(deliveries)
-    middle = len(deliveries) // 2
-    first = await outcomes_of_batch(deliveries[:middle], call, split=True)
-    return first + await outcomes_of_batch(deliveries[middle:], call, split=True)
+        rest = [item.delivery for item in batch if item.outcome is None]
+        for item in batch:
+            if item.outcome is not None:
+                conclude(item.delivery, item.outcome)
+        if not split or len(rest) == 1:
+            for delivery in rest:
+                conclude(delivery, failure(error))
+            return
+    else:
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            conclude(delivery, outcome)
+        return
+    middle = len(rest) // 2
+    for half in (rest[:middle], rest[middle:]):
+        if half:
+            await call_batch(half, call, conclude, split=True)
 
 
 def _spread(result: object, batch: Batch) -> list[Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Final, TypeVar
@@ -107,17 +108,20 @@ def in_own_context(coroutine: Coroutine[object, object, T]) -> Generator[object,
     a tracing span) must not show up in the next one.
     """
     run = contextvars.copy_context().run
-    try:
-        waiting_for: object = run(coroutine.send, None)
-        while True:
-            try:
-                answer = yield waiting_for
-            except GeneratorExit:
-                run(coroutine.close)
-                raise
-            except BaseException as error:  # noqa: BLE001 - cancellation too belongs into the handler
-                waiting_for = run(coroutine.throw, error)
-            else:
-                waiting_for = run(coroutine.send, answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    step: Callable[[], object] = functools.partial(run, coroutine.send, None)
+    while True:
+        try:
+            waiting_for = step()
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except GeneratorExit as error:
+            raise Aborted(error) from error  # raised by the handler itself; ours comes by the yield below
+        try:
+            answer = yield waiting_for
+        except GeneratorExit:
+            run(coroutine.close)
+            raise
+        except BaseException as error:  # noqa: BLE001 - cancellation too belongs into the handler
+            step = functools.partial(run, coroutine.throw, error)
+        else:
+            step = functools.partial(run, coroutine.send, answer)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from typing import Final
 
 from anyio import to_thread
 
 from eventbus import headers, telemetry
-from eventbus.adapter import Consumer, Parked
+from eventbus.adapter import Consumer, Parked, Settled
 from eventbus.clock import Clock
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import EventBusError
 from eventbus.policy import judge
 from eventbus.service import Service
-from eventbus.settlement import ACK, RELEASE, Delivery, Requeue
+from eventbus.settlement import ACK, RELEASE, Delivery, Requeue, Settlement
 from eventbus.status import ConsumerStatus, Outcome, outcome_of
-from eventbus.worker.settling import BACKOFF
+from eventbus.worker.calling import Aborted, failure
+from eventbus.worker.settling import BACKOFF, Item, Settler
+from eventbus.worker.solitude import Solitude
 from eventbus.worker.waits import wait_for
 
-RETRY_DELAYS = (5.0, 15.0, 60.0, 300.0)
+RETRY_DELAYS: Final = (5.0, 15.0, 60.0, 300.0)
+MAX_PAUSE: Final = 86_400.0
+FLUSH_TIMEOUT: Final = 10.0
 
 
 class DeadLetterWorker:
@@ -32,6 +38,8 @@ class DeadLetterWorker:
         self._route = route
         self._consumer = consumer
         self._clock = clock
+        self._solitude = Solitude.here()
+        self._settler = Settler(consumer, self._settled)
         self._stopping = asyncio.Event()
         self._failures = 0
         self.busy = 0
@@ -45,34 +53,85 @@ class DeadLetterWorker:
 
     async def run(self) -> int:
         """Consume until stopped; returns how many letters were left unsettled."""
-        telemetry.log(
-            logging.INFO, "dlq_consumer_started", {"service": self.service.name, "queue": self._consumer.queue}
-        )
+        fields: dict[str, object] = {"service": self.service.name, "queue": self._consumer.queue}
+        telemetry.log(logging.INFO, "dlq_consumer_started", fields)
+        settling = asyncio.create_task(self._settler.run(), name=f"eventbus settle letters {self.service.name}")
+        working = asyncio.create_task(self._work(), name=f"eventbus letters {self.service.name}")
+        try:
+            stopping = asyncio.ensure_future(self._stopping.wait())
+            await asyncio.wait({working, settling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not settling.done():
+                await asyncio.wait({working}, timeout=self.service.grace)
+                working.cancel()
+                await asyncio.wait({working}, timeout=1.0)
+                await wait_for(self._settler.empty, FLUSH_TIMEOUT)
+            for task in (settling, working):
+                if task.done() and not task.cancelled() and task.exception() is not None:
+                    telemetry.log(logging.CRITICAL, "worker_failed", fields, exc_info=task.exception())
+                    await task
+            return self.busy
+        finally:
+            for task in (settling, working):
+                task.cancel()
+            await asyncio.wait({settling, working}, timeout=1.0)
+
+    async def _work(self) -> None:
         broken = 0
         while not self._stopping.is_set():
             try:
                 deliveries = await self._consumer.receive(self._route.batch, 1.0)
-                self.busy = len(deliveries)
-                if deliveries:
-                    await self._handle(deliveries)
-                broken = 0
             except EventBusError as error:
                 fields = {"service": self.service.name, "queue": self._consumer.queue, "error": str(error)}
                 telemetry.log(logging.WARNING, "connection_lost", fields)
                 await wait_for(self._stopping, BACKOFF[min(broken, len(BACKOFF) - 1)])
                 broken += 1
-            finally:
-                self.busy = 0
-        return 0
+                continue
+            broken = 0
+            self.busy += len(deliveries)
+            suspects = [delivery for delivery in deliveries if delivery.suspect]
+            await self._handle([delivery for delivery in deliveries if not delivery.suspect])
+            for delivery in suspects:
+                await self._handle_alone(delivery)
+            await self._settler.empty.wait()
 
-    async def _handle(self, deliveries: list[Delivery]) -> None:
-        if self._stopping.is_set():
-            await self._consumer.settle([(delivery, RELEASE) for delivery in deliveries])
+    async def _handle_alone(self, delivery: Delivery) -> None:
+        """A letter that was being read when its process died: by itself, after a note, and ever more seldom."""
+        crashes = delivery.history.crashes
+        if crashes >= self.service.max_crashes and not delivery.noted:
+            delivery.suspect = False
+            pause = min(MAX_PAUSE, 300.0 * 2.0 ** min(crashes - self.service.max_crashes, 16))
+            telemetry.log(logging.ERROR, "dlq_letter_crashes", telemetry.about(delivery) | {"next_delay": pause})
+            self._settler.add(delivery, self._later(pause))
             return
-        outcome = await self._call([self._letter(delivery) for delivery in deliveries])
+        async with self._solitude:
+            if self._stopping.is_set() or not (
+                delivery.noted or await self._consumer.note(delivery, {headers.CRASHES: crashes + 1})
+            ):
+                self._settler.add(delivery, RELEASE)
+                return
+            await self._handle([delivery], alone=True)
+
+    async def _handle(self, deliveries: Sequence[Delivery], *, alone: bool = False) -> None:
+        if not deliveries:
+            return
+        if self._stopping.is_set():
+            self._settle(deliveries, RELEASE)
+            return
+        if alone:
+            self._solitude.enter()
+        else:
+            await self._solitude.enter_when_open()
+        try:
+            outcome = await self._call([self._letter(delivery) for delivery in deliveries])
+        except asyncio.CancelledError:
+            self._settle(deliveries, RELEASE)
+            raise
+        finally:
+            self._solitude.leave()
         if judge(outcome)[0] is ConsumerStatus.ACK:
             self._failures = 0
-            await self._consumer.settle([(delivery, ACK) for delivery in deliveries])
+            self._settle(deliveries, ACK)
             return
         wait = RETRY_DELAYS[min(self._failures, len(RETRY_DELAYS) - 1)]
         self._failures += 1
@@ -84,8 +143,7 @@ class DeadLetterWorker:
             "next_delay": wait,
         }
         telemetry.log(logging.WARNING, "dlq_consumer_failed", fields, exc_info=outcome.error)
-        later = Requeue(self._clock.now() + wait, wait, {})
-        await self._consumer.settle([(delivery, later) for delivery in deliveries])
+        self._settle(deliveries, self._later(wait))
 
     async def _call(self, letters: list[DeadLetter]) -> Outcome:
         try:
@@ -96,7 +154,24 @@ class DeadLetterWorker:
                     result = await to_thread.run_sync(self._route.call, letters, abandon_on_cancel=True)
             return outcome_of(result)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-            return Outcome(error=error)
+            return failure(error)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            return failure(Aborted(error))
+
+    def _later(self, seconds: float) -> Requeue:
+        return Requeue(self._clock.now() + seconds, seconds, {headers.CRASHES: None})
+
+    def _settle(self, deliveries: Sequence[Delivery], settlement: Settlement) -> None:
+        for delivery in deliveries:
+            self._settler.add(delivery, settlement)
+
+    def _settled(self, results: Sequence[tuple[Item, Settled]]) -> None:
+        self.busy -= len(results)
 
     def _letter(self, delivery: Delivery) -> DeadLetter:
         story = {name: value for name, value in delivery.event.headers.items() if headers.is_reserved(name)}

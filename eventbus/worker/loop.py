@@ -39,6 +39,8 @@ from eventbus.worker.solitude import Solitude
 from eventbus.worker.waits import wait_for
 
 RECEIVE_TIMEOUT: Final = 1.0
+MAX_HELD_BYTES: Final = 64 * 1024 * 1024
+"""Bodies a worker holds before it stops receiving: prefetch counts messages, and they may be large."""
 DIVERT_INTERVAL: Final = 0.25
 FLUSH_TIMEOUT: Final = 10.0
 Observe: TypeAlias = Callable[[Delivery, Outcome, Settlement], None]
@@ -81,22 +83,22 @@ class Worker:
         self._consumer = consumer
         self._broker = broker.upper()
         self._clock = clock or SystemClock()
-        self._solitude = solitude or Solitude()
+        self._solitude = solitude or Solitude.here()
         self._prefetch = service.prefetch
         self._deadlines = Deadlines()
-        routes = service.routes
-        share = self._prefetch if len(routes) == 1 else max(1, self._prefetch // 2)
-        self._runners = {
-            id(route): Runner(
-                route, share, clock=self._clock, deadlines=self._deadlines, solitude=self._solitude, office=self
-            )
-            for route in routes
-        }
-        self._batching = [runner for runner in self._runners.values() if runner.route.batch is not None]
+        self._runners: dict[int, Runner] = {}
+        self._batching: list[Runner] = []
+        for route in service.routes:
+            self._runner(route)
         self._waiting: WaitingRoom[Delivery] = WaitingRoom(self._prefetch // 2)
         self._suspects: deque[Delivery] = deque()
         self._settler = Settler(consumer, self._settled)
         self._held = 0
+        self._held_bytes = 0
+        self._left: list[Delivery] = []
+        self._alone = asyncio.Event()
+        self._alone.set()
+        self._failure: BaseException | None = None
         self._in_place: list[float] = []
         self._observe = observe
         self._acked: Counter[tuple[str, int | None]] = Counter()
@@ -117,20 +119,35 @@ class Worker:
             asyncio.create_task(self._watch_clock(), name=f"eventbus clock {self.service.name}"),
             asyncio.create_task(self._handle_suspects(), name=f"eventbus suspects {self.service.name}"),
         ]
+        for task in tasks:
+            task.add_done_callback(self._on_helper_end)
         try:
             await self._receive()
-            return await self._drain(tasks[2])
+            left = await self._drain(tasks[2])
+            if self._failure is not None:
+                raise self._failure
+            return left
         except Exception as error:
             # A bug of ours or of the adapter. Whoever runs us in the background must hear of it before the end.
             telemetry.log(logging.CRITICAL, "worker_failed", {"service": self.service.name}, exc_info=error)
             raise
         finally:
             self._receiving = False
-            tasks += [task for runner in self._runners.values() for task in runner.tasks]
+            self._solitude.forget(self._kick)
+            for runner in self._runners.values():
+                runner.close()
+                tasks += runner.tasks
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # A handler that swallows its cancellation is left behind: nobody can stop it, and nobody waits for it.
+            await asyncio.wait(tasks, timeout=1.0)
             self._deadlines.close()
+
+    def _on_helper_end(self, task: asyncio.Task[None]) -> None:
+        """Without its settler or its clock a worker would hold messages for ever and look well: stop, and say why."""
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+            self.stop()
 
     def stop(self) -> None:
         """Stop receiving and drain; may be called from a signal handler of the loop, more than once."""
@@ -180,7 +197,7 @@ class Worker:
     async def _receive(self) -> None:
         failures = 0
         while not self._stopping.is_set():
-            room = self._prefetch - self._held
+            room = self._prefetch - self._held if self._held_bytes < MAX_HELD_BYTES else 0
             if room <= 0 or (room < self._prefetch // 8 and self._ready()):
                 await self._wait_for_room()
                 continue
@@ -200,7 +217,11 @@ class Worker:
                 telemetry.received.add(len(deliveries), {"service": self.service.name})
                 now = self._clock.now()
                 self._held += len(deliveries)
+                self._held_bytes += sum([len(delivery.event.body) for delivery in deliveries])
                 for delivery in deliveries:
+                    if delivery.noted:  # its note came with it; the history shall be that of before this call
+                        crashes = max(0, delivery.history.crashes - 1)
+                        delivery.history = replace(delivery.history, crashes=crashes)
                     self._admit_safely(delivery, now)
                 self._kick()
 
@@ -251,7 +272,20 @@ class Worker:
         if delivery.suspect or delivery.noted:
             self._suspect(delivery, now)
             return
-        self._runners[id(route)].lane.push(delivery, now)
+        self._runner(route).lane.push(delivery, now)
+
+    def _runner(self, route: Route) -> Runner:
+        """The route's runner; one that was declared while we run gets its own when it is first needed."""
+        runner = self._runners.get(id(route))
+        if runner is None:
+            share = self._prefetch if len(self.service.routes) == 1 else max(1, self._prefetch // 2)
+            runner = Runner(
+                route, share, clock=self._clock, deadlines=self._deadlines, solitude=self._solitude, office=self
+            )
+            self._runners[id(route)] = runner
+            if route.batch is not None:
+                self._batching.append(runner)
+        return runner
 
     def _unrouted(self, delivery: Delivery, now: float) -> None:
         telemetry.unrouted.add(1, {"service": self.service.name, "type": delivery.event.type})
@@ -318,7 +352,11 @@ class Worker:
             while self._suspects and not self._stopping.is_set():
                 async with self._solitude:
                     if self._suspects and not self._stopping.is_set():
-                        await self._handle_alone(self._suspects.popleft())
+                        self._alone.clear()
+                        try:
+                            await self._handle_alone(self._suspects.popleft())
+                        finally:
+                            self._alone.set()
 
     async def _handle_alone(self, delivery: Delivery) -> None:
         if not delivery.noted:
@@ -332,7 +370,7 @@ class Worker:
                 self._suspected.set()
                 return
             if not ours:
-                self._forget(1)
+                self._forget([delivery])
                 return
             delivery.noted = True
         if self._stopping.is_set():
@@ -341,7 +379,7 @@ class Worker:
         route = self.service.route(delivery.event.type)
         assert route is not None
         telemetry.log(logging.WARNING, "suspect_handled_alone", telemetry.about(delivery))
-        await self._runners[id(route)].handle_alone(delivery)
+        await self._runner(route).handle_alone(delivery)
 
     def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
         """Decide what an outcome means, and see that it is carried out."""
@@ -357,9 +395,8 @@ class Worker:
         if isinstance(settlement, Requeue) and not delivery.noted and not self._stopping.is_set():
             if settlement.delay <= self.service.max_local_delay and len(self._waiting) < self._waiting.places:
                 history = delivery.history
-                delivery.history = replace(
-                    history, requeues=history.requeues + 1, first_received_at=history.first_received_at or now
-                )
+                received = history.first_received_at or (0.0 if outcome.waiting else now)
+                delivery.history = replace(history, requeues=history.requeues + 1, first_received_at=received)
                 self._count(delivery, outcome, settlement)
                 self._postpone(delivery, settlement.due_at, now)
                 return None
@@ -374,7 +411,7 @@ class Worker:
         """Hold a delivery until its retry is due, with its attempts written down beside it."""
         try:
             if not await self._consumer.note(delivery, retry.headers):
-                self._forget(1)
+                self._forget([delivery])
                 return False
         except EventBusError as error:
             telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
@@ -394,8 +431,22 @@ class Worker:
 
     def release(self, delivery: Delivery) -> None:
         """Hand back a delivery whose handler was stopped at shutdown; its crash note is taken back."""
-        undo: HeaderDelta = {headers.CRASHES: delivery.history.crashes or None} if delivery.noted else {}
-        self._settler.add(delivery, Release(undo))
+        self._settler.add(delivery, Release(_unnoted(delivery)) if delivery.noted else RELEASE)
+
+    def leave(self, delivery: Delivery) -> None:
+        """A thread that goes on after us keeps its delivery unsettled; what it is doing is no crash."""
+        self._left.append(delivery)
+
+    def expired(self, delivery: Delivery) -> bool:
+        """Park a delivery that expired while it waited for its turn."""
+        expires_at = delivery.event.expires_at
+        if expires_at is None:
+            return False
+        now = self._clock.now()
+        if expires_at.timestamp() > now:
+            return False
+        self._expire(delivery, now)
+        return True
 
     # --- settle ----------------------------------------------------------------------------------------------
 
@@ -410,7 +461,7 @@ class Worker:
 
     def _settled(self, results: Sequence[tuple[Item, Settled]]) -> None:
         """The broker has carried them out, or told us that they are no longer ours."""
-        self._forget(len(results))
+        self._forget([delivery for (delivery, _), _ in results])
         for (delivery, settlement), answer in results:
             if answer == "lost":
                 telemetry.lost.add(1, {"service": self.service.name, "type": delivery.event.type})
@@ -422,45 +473,63 @@ class Worker:
             telemetry.handled.add(number, labels)
         self._acked.clear()
 
-    def _forget(self, number: int) -> None:
-        self._held -= number
+    def _forget(self, deliveries: Sequence[Delivery]) -> None:
+        self._held -= len(deliveries)
+        self._held_bytes -= sum([len(delivery.event.body) for delivery in deliveries])
         self._room.set()
 
     def _on_lost(self, deliveries: Sequence[Delivery]) -> None:
         """The adapter says that these were taken away: those not started are not started any more."""
         gone = set(deliveries)
-        dropped = self._waiting.drop(gone) + sum(runner.lane.drop(gone) for runner in self._runners.values())
-        suspects = deque(delivery for delivery in self._suspects if delivery not in gone)
-        dropped += len(self._suspects) - len(suspects)
-        self._suspects = suspects
+        dropped = self._waiting.drop(gone)
+        for runner in self._runners.values():
+            dropped += runner.lane.drop(gone)
+        dropped += [delivery for delivery in self._suspects if delivery in gone]
+        self._suspects = deque(delivery for delivery in self._suspects if delivery not in gone)
         self._forget(dropped)
 
     # --- shut down -------------------------------------------------------------------------------------------
 
     async def _drain(self, suspects: asyncio.Task[None]) -> int:
         """Release what has not started, wait for what runs, flush the settlements."""
-        unstarted = [d for runner in self._runners.values() for d in runner.lane.clear()]
-        unstarted += self._waiting.clear()
-        unstarted += self._suspects
-        self._suspects.clear()
-        for delivery in unstarted:
-            self._settler.add(delivery, RELEASE)
-        running = [runner.finished() for runner in self._runners.values()]
+        self._hand_back_unstarted()
         try:
             async with asyncio.timeout(self.service.grace):
-                await asyncio.gather(*running)
+                await self._alone.wait()  # a suspect whose note is being written counts as started
+                await asyncio.gather(*(runner.finished() for runner in self._runners.values()))
         except TimeoutError:
             telemetry.log(logging.WARNING, "grace_over", {"service": self.service.name, "running": self.health.running})
             stopped = [suspects, *(task for runner in self._runners.values() for task in runner.tasks)]
             for task in stopped:
                 task.cancel()
             await asyncio.wait(stopped, timeout=1.0)
+        self._hand_back_unstarted()  # a suspect that was put back meanwhile
+        await self._take_back_notes()
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT):
-                await self._settler.flushed()
+                await self._settler.empty.wait()
         except TimeoutError:
             telemetry.log(logging.ERROR, "settles_left", {"service": self.service.name, "held": self._held})
         return self._held
+
+    def _hand_back_unstarted(self) -> None:
+        now = self._clock.now()
+        for due_at, delivery in self._waiting.clear():  # with its time: nobody else may call it early
+            self._settler.add(delivery, requeue_until(delivery, due_at, now=now))
+        unstarted = [delivery for runner in self._runners.values() for delivery in runner.lane.clear()]
+        unstarted += self._suspects
+        self._suspects.clear()
+        for delivery in unstarted:
+            self.release(delivery)
+
+    async def _take_back_notes(self) -> None:
+        """What a thread keeps after the grace time was not a crash."""
+        for delivery in self._left:
+            if delivery.noted:
+                try:
+                    await self._consumer.note(delivery, _unnoted(delivery))
+                except EventBusError as error:
+                    telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
 
     # --- tell ------------------------------------------------------------------------------------------------
 
@@ -487,3 +556,8 @@ class Worker:
         if park.reason == "max-retries":
             fields["code"] = f"{self._broker}_MESSAGE_MAX_RETRIES_EXCEEDED"
         telemetry.log(logging.ERROR, "message_parked", fields)
+
+
+def _unnoted(delivery: Delivery) -> HeaderDelta:
+    """The crash count as it was before the note for a call that did not crash."""
+    return {headers.CRASHES: delivery.history.crashes or None}

@@ -22,7 +22,7 @@ from eventbus.scheduling.lanes import Lane
 from eventbus.service import Route
 from eventbus.settlement import Delivery, Retry
 from eventbus.status import ACKED, Outcome, outcome_of
-from eventbus.worker.batches import outcomes_of_batch
+from eventbus.worker.batches import call_batch
 from eventbus.worker.calling import Aborted, Deadlines, failure, in_own_context
 from eventbus.worker.solitude import Solitude
 
@@ -40,6 +40,12 @@ class Office(Protocol):
 
     def release(self, delivery: Delivery) -> None:
         """Hand back a delivery whose handler was stopped."""
+
+    def leave(self, delivery: Delivery) -> None:
+        """Leave a delivery unsettled whose thread goes on after we are gone."""
+
+    def expired(self, delivery: Delivery) -> bool:
+        """Park a delivery that expired while it waited for its turn; False if it did not."""
 
     def lane_opened(self) -> None:
         """A batch has ended, so that another may start."""
@@ -71,13 +77,15 @@ class Runner:
         self._measuring = telemetry.measuring()
         self._tracing = telemetry.tracing()
         self._on_finish: asyncio.Future[None] | None = None
+        self._alone_hung: asyncio.Event | None = None
+        self._closing = False
         self._labels = {"route": route.name}
 
     # --- the pool --------------------------------------------------------------------------------------------
 
     def kick(self) -> None:
         """Let as many coroutines of the pool run as there is work for."""
-        if self._solitude.shut:
+        if self._solitude.shut or self._closing:
             return
         lane, window = self.lane, self.route.batch
         wanted = min(
@@ -109,6 +117,14 @@ class Runner:
         """Handlers in a call now, without threads that hang past their deadline."""
         return self.lane.running - self.stuck
 
+    def close(self) -> None:
+        """Start nothing more; whoever is idle goes home."""
+        self._closing = True
+        for idle in self._idle:
+            if not idle.done():
+                idle.set_result(None)
+        self._idle.clear()
+
     async def finished(self) -> None:
         """Wait until no handler is running."""
         while self.running > 0:
@@ -120,7 +136,7 @@ class Runner:
         lane, solitude, window = self.lane, self._solitude, self.route.batch
         loop = asyncio.get_running_loop()
         breath = loop.time()
-        while True:
+        while not self._closing:
             taken: Sequence[Delivery] | Delivery | None = None
             if not solitude.shut:
                 taken = lane.take() if window is None else lane.take_batch(window.size, window.timeout, self._now())
@@ -163,6 +179,16 @@ class Runner:
         self._solitude.enter()
         self.lane.running += 1
         self.lane.in_hand += 1
+        hung = self._alone_hung = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(self._alone(delivery), name=f"eventbus {self.route.name} alone")
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(lambda _: hung.set())
+        # Until it has ended; or hangs in a thread, which from then on keeps a slot of this route and nothing else.
+        await hung.wait()
+        self._alone_hung = None
+
+    async def _alone(self, delivery: Delivery) -> None:
         try:
             if self.route.batch is None:
                 # Never in place: that would wait for a door which we hold shut ourselves.
@@ -176,7 +202,7 @@ class Runner:
         """Call the handler, again and again if its policy retries in place; then pass on what came of it."""
         left = False  # whether the door of solitude was closed behind us already
         try:
-            while True:
+            while not self._office.expired(delivery):
                 outcome = await self._outcome(delivery)
                 if outcome is None:  # a thread that hung: answered for already, and no longer counted
                     left = True
@@ -199,9 +225,11 @@ class Runner:
 
     def _hand_back(self, deliveries: Sequence[Delivery]) -> None:
         # A thread goes on although we no longer wait for it: its message is left unsettled, not offered to others.
-        if self.route.signature.is_async:
-            for delivery in deliveries:
+        for delivery in deliveries:
+            if self.route.signature.is_async:
                 self._office.release(delivery)
+            else:
+                self._office.leave(delivery)
 
     def _conclude(self, delivery: Delivery, outcome: Outcome, *, in_place: bool = False) -> Retry | None:
         return self._office.conclude(delivery, outcome, self.route, in_place=in_place)
@@ -242,11 +270,16 @@ class Runner:
             telemetry.log(logging.ERROR, "invalid_outcome", {"route": self.route.name, "error": str(error)})
             return Outcome(error=error)
 
-    async def _result(self, arguments: Sequence[object], deliveries: Sequence[Delivery]) -> object:
+    async def _result(
+        self,
+        arguments: Sequence[object],
+        deliveries: Sequence[Delivery],
+        on_hung: Callable[[], None] | None = None,
+    ) -> object:
         """Call the handler within its deadline; raises TimeoutError when it is over."""
         route = self.route
         if not route.signature.is_async:
-            return await self._in_thread(functools.partial(route.call, *arguments), deliveries)
+            return await self._in_thread(functools.partial(route.call, *arguments), deliveries, on_hung)
         call = self._deadlines.start(route.timeout)
         try:
             return await in_own_context(route.call(*arguments))  # type: ignore[arg-type]
@@ -257,7 +290,7 @@ class Runner:
                 raise
             raise Aborted(error) from error
         except (Exception, KeyboardInterrupt, GeneratorExit):
-            raise
+            raise  # this GeneratorExit is our own end; a handler's was Aborted by in_own_context
         except BaseException as error:
             raise Aborted(error) from error
         finally:
@@ -265,7 +298,9 @@ class Runner:
             if call.timed_out:
                 call.task.uncancel()
 
-    async def _in_thread(self, function: Callable[[], object], deliveries: Sequence[Delivery]) -> object:
+    async def _in_thread(
+        self, function: Callable[[], object], deliveries: Sequence[Delivery], on_hung: Callable[[], None] | None
+    ) -> object:
         """Run a plain function in a thread. Nobody can stop a thread: a hanging one keeps its slot and is counted."""
 
         def answer() -> None:
@@ -276,7 +311,11 @@ class Runner:
             late = Outcome(error=TimeoutError(f"no answer within {self.route.timeout:g} s; its thread still runs"))
             for delivery in deliveries:
                 self._conclude(delivery, late)
+            if on_hung is not None:
+                on_hung()
             self._tell_finished()
+            if self._alone_hung is not None:
+                self._alone_hung.set()
 
         call = self._deadlines.start(self.route.timeout, answer)
         try:
@@ -286,7 +325,7 @@ class Runner:
                 raise  # we are shutting down, and no longer wait for the thread
             if call.timed_out:
                 raise _Hung from None
-            if isinstance(error, (Exception, KeyboardInterrupt, GeneratorExit)):
+            if isinstance(error, (Exception, KeyboardInterrupt)):
                 raise
             raise Aborted(error) from error
         finally:
@@ -301,39 +340,48 @@ class Runner:
     # --- a batch ---------------------------------------------------------------------------------------------
 
     async def _handle_batch(self, deliveries: Sequence[Delivery]) -> None:
+        """Call the handler with many; each of them is concluded by itself, and none of them twice."""
+        waiting = dict.fromkeys(deliveries)  # those without an outcome so far
+        rows: dict[Delivery, list[object]] = {}
         hung = False
+
+        def conclude(delivery: Delivery, outcome: Outcome) -> None:
+            del waiting[delivery]
+            self._conclude(delivery, outcome)
+
+        def answered_for(part: Sequence[Delivery]) -> None:
+            # Their thread hangs; the rest of the batch has not been called yet, and is handed back.
+            for delivery in part:
+                del waiting[delivery]
+            for delivery in waiting:
+                self._office.release(delivery)
+            waiting.clear()
+
+        async def call(part: Sequence[Delivery], batch: Batch) -> object:
+            columns = list(zip(*(rows[delivery] for delivery in part), strict=True))
+            arguments = [
+                batch if decode is None else list(column)
+                for decode, column in zip(self.route.signature.arguments, columns, strict=True)
+            ]
+            return await self._result(arguments, part, lambda: answered_for(part))
+
         try:
-            decoded: list[tuple[Delivery, list[object]]] = []
             for delivery in deliveries:
+                if self._office.expired(delivery):
+                    del waiting[delivery]
+                    continue
                 row = self._decode(delivery)
                 if isinstance(row, Outcome):
-                    self._conclude(delivery, row)  # leaves before the batch
+                    conclude(delivery, row)  # leaves before the batch
                 else:
-                    decoded.append((delivery, row))
-            if not decoded:
-                return
-            rows = dict(decoded)
+                    rows[delivery] = row
             split = self.route.batch is not None and self.route.batch.on_error == "split"
-
-            order = [delivery for delivery, _ in decoded]
-
-            async def call(part: Sequence[Delivery], batch: Batch) -> object:
-                columns = list(zip(*(rows[delivery] for delivery in part), strict=True))
-                arguments = [
-                    batch if decode is None else list(column)
-                    for decode, column in zip(self.route.signature.arguments, columns, strict=True)
-                ]
-                return await self._result(arguments, order)
-
-            try:
-                outcomes = await outcomes_of_batch(order, call, split=split)
-            except _Hung:
-                hung = True
-                return
-            for delivery, outcome in zip(order, outcomes, strict=True):
-                self._conclude(delivery, outcome)
+            if rows:
+                await call_batch(list(rows), call, conclude, split=split)
+        except _Hung:
+            hung = True
         except asyncio.CancelledError:
-            self._hand_back(deliveries)
+            self._hand_back(list(waiting))
             raise
         finally:
             if not hung:

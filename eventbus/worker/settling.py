@@ -31,8 +31,9 @@ class Settler:
         self._settled = settled
         self._pending: deque[Item] = deque()
         self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self.empty = asyncio.Event()
+        """Set while nothing is left to settle."""
+        self.empty.set()
         self._tries: dict[Delivery, int] = {}
         self._open = 0
 
@@ -44,13 +45,9 @@ class Settler:
     def add(self, delivery: Delivery, settlement: Settlement) -> None:
         """Settle this, soon."""
         self._open += 1
-        self._empty.clear()
+        self.empty.clear()
         self._pending.append((delivery, settlement))
         self._wake.set()
-
-    async def flushed(self) -> None:
-        """Wait until everything is settled."""
-        await self._empty.wait()
 
     async def run(self) -> None:
         """Settle for ever."""
@@ -85,7 +82,7 @@ class Settler:
             self._settled(finished)
             self._open -= len(finished)
             if not self._open:
-                self._empty.set()
+                self.empty.set()
 
     def _keep(self, items: list[Item]) -> None:
         """Hold them and try again: a message is never given up because the broker is not well."""

@@ -315,7 +315,7 @@ def test_what_a_retry_writes_is_read_again(past, now, delay, reason):
 @given(PASTS, TIMES, st.floats(0, 1e6))
 def test_what_a_requeue_writes_is_read_again(past, now, delay):
     """One more requeue, the retries untouched, the first receipt kept."""
-    delta = h.for_requeue(delivery(past), now, now + delay)
+    delta = h.for_requeue(delivery(past), now, now + delay, told_not_yet=True)
     after = h.read_history(h.merge({h.RETRIES: past.retries}, delta))
     assert (after.retries, after.requeues) == (past.retries, past.requeues + 1)
     assert after.first_received_at == pytest.approx(past.first_received_at or now, abs=MILLISECOND)

@@ -439,8 +439,10 @@ def test_requeue_limit(received_ago, due_ago, parked):
 
 
 def test_the_first_receipt_is_written_once():
-    """The 24 h are counted from the first requeue on, through all that follow."""
-    first = requeue_until(delivery(), NOW + 60, now=NOW)
+    """The 24 h are counted from the first 'not yet' on, through all that follow."""
+    waited = requeue_until(delivery(), NOW + 60, now=NOW)  # not due, no room, breaker open: nobody was asked
+    assert waited.headers[h.FIRST_RECEIVED_AT] is None
+    first = requeue_until(delivery(), NOW + 60, now=NOW, told_not_yet=True)
     story = h.merge({}, first.headers)
     later = Delivery(Event("a"), "s", "q", history=h.read_history(story))
     second = requeue_until(later, NOW + 120, now=NOW + 60)

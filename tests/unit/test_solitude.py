@@ -122,7 +122,7 @@ async def test_an_error_inside_opens_the_door_again():
 
 
 async def test_everybody_is_told_when_the_door_opens():
-    """Once, when the last suspect is out; not between two of them."""
+    """After each suspect: those who waited get their turn before the next one."""
     solitude, called = Solitude(), []
     solitude.on_reopen(lambda: called.append(1))
     doors = [(asyncio.Event(), asyncio.Event()) for _ in range(2)]
@@ -130,10 +130,26 @@ async def test_everybody_is_told_when_the_door_opens():
     await turns()
     doors[0][1].set()
     await tasks[0]
-    assert called == []
+    assert called == [1]
     doors[1][1].set()
     await tasks[1]
-    assert called == [1]
+    assert called == [1, 1]
+
+
+async def test_a_long_handler_does_not_keep_the_door_shut_for_ever():
+    """Past its patience a suspect lets the others go on, and tries again later."""
+    solitude, opened = Solitude(patience=0.01), asyncio.Event()
+    solitude.on_reopen(opened.set)
+    solitude.enter()  # a handler that takes its time
+    inside = asyncio.Event()
+    task = asyncio.create_task(alone(solitude, inside, asyncio.Event(), [], ""))
+    async with asyncio.timeout(5):
+        await opened.wait()
+        assert not inside.is_set()
+        solitude.leave()
+        await inside.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def suspect_one(bus: Bus, service: Service, event: Event) -> None:

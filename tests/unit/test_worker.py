@@ -7,11 +7,14 @@ import contextvars
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
+import anyio
 import pytest
 
-from eventbus import Bus, Delivery, Event, RetryPolicy, Service, headers
+from eventbus import Batch, Bus, DeadLetter, Delivery, Event, RetryPolicy, Service, headers
 from eventbus.adapter import Consumer, Settled, Subscription
 from eventbus.embedded.memory import MemoryAdapter, MemoryConsumer
 from eventbus.errors import BrokerError, BrokerUnavailable
@@ -169,7 +172,7 @@ def _lane(bus: Bus):  # type: ignore[no-untyped-def]
 
 
 async def test_shutdown_releases_the_unstarted_and_lets_the_running_finish(adapter: TroubledAdapter) -> None:
-    """At stop, waiting and ready deliveries are released, running ones are finished and acknowledged."""
+    """At stop, ready deliveries are released, waiting ones keep their time, running ones finish."""
     stock, started, go, seen = service(concurrency=1), asyncio.Event(), asyncio.Event(), []
 
     @stock.on("run")
@@ -195,8 +198,9 @@ async def test_shutdown_releases_the_unstarted_and_lets_the_running_finish(adapt
         assert await running == 0
         stats = await bus.stats(stock)
     assert seen == [0]
-    assert sorted(type(settlement).__name__ for _, settlement in adapter.settled) == ["Ack"] + ["Release"] * 3
-    assert (stats.ready, stats.inflight) == (3, 0)
+    kinds = sorted(type(settlement).__name__ for _, settlement in adapter.settled)
+    assert kinds == ["Ack", "Release", "Release", "Requeue"]
+    assert (stats.ready, stats.delayed, stats.inflight) == (2, 1, 0)
 
 
 async def test_a_handler_past_the_grace_is_stopped_and_its_event_released(adapter: TroubledAdapter) -> None:
@@ -427,6 +431,336 @@ async def test_a_bug_in_an_adapter_turns_readiness_red_and_is_logged(
 
     with caplog.at_level(logging.CRITICAL, "eventbus"), pytest.raises(RuntimeError, match="a bug"):
         await serve()
+
+
+async def _suspects(adapter: TroubledAdapter, bus: Bus, stock: Service, *events: Event) -> None:
+    """Publish events, and let a consumer take them and vanish."""
+    await bus.provision(stock)
+    await bus.publish_many(events)
+    async with adapter.consume(stock.subscription()) as consumer:
+        assert len(await consumer.receive(len(events), 1.0)) == len(events)
+
+
+async def test_a_suspect_that_hangs_in_a_thread_does_not_shut_the_process(adapter: TroubledAdapter) -> None:
+    """After its deadline the door opens again for everybody else; the thread keeps only its own slot."""
+    stock, other, hold, seen = service("t-stock"), service("t-other"), threading.Event(), []
+
+    @stock.on("hang", timeout=0.1)
+    def hang(event: Event, delivery: Delivery) -> None:
+        if delivery.suspect:
+            hold.wait(20)
+
+    @other.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.type)
+
+    try:
+        async with bus_on(adapter) as bus:
+            await _suspects(adapter, bus, stock, Event("hang"))
+            async with bus.serving(stock, other):
+                await eventually(lambda: bus.health["t-stock"].stuck == 1, "the thread hangs")
+                await bus.publish("later")
+                await eventually(lambda: seen == ["later"], "the other service goes on")
+                hold.set()
+                await eventually(lambda: bus.health["t-stock"].stuck == 0, "the thread returned")
+    finally:
+        hold.set()
+
+
+async def test_a_graceful_stop_is_never_a_crash(adapter: TroubledAdapter) -> None:
+    """A suspect in a thread past the grace is left unsettled, and its crash note is taken back."""
+    stock, hold, started = service(grace=0.05), threading.Event(), threading.Event()
+
+    @stock.on("#")
+    def handle(event: Event) -> None:
+        started.set()
+        hold.wait(20)
+
+    try:
+        async with bus_on(adapter) as bus:
+            await _suspects(adapter, bus, stock, Event("a"))
+            running = asyncio.ensure_future(bus.run(stock, signals=False))
+            await eventually(started.is_set, "the handler runs")
+            queue = adapter.consumers[0]._queue
+            message = next(iter(queue.inflight))
+            assert message.story[headers.CRASHES] == 1
+            bus.stop()
+            assert await running == 1
+            assert headers.CRASHES not in message.story
+    finally:
+        hold.set()
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+async def test_a_cancelled_run_still_drains(adapter: TroubledAdapter, how: str) -> None:
+    """Cancelled from outside, by asyncio or by an anyio scope, the running handler is handed back, not lost."""
+    stock, started = service(grace=0.05), asyncio.Event()
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(stock)
+        await bus.publish("a")
+        if how == "task":
+            task = asyncio.ensure_future(bus.run(stock, signals=False))
+            await started.wait()
+            for _ in range(3):
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            with anyio.CancelScope() as scope:
+                async with bus.serving(stock):
+                    await started.wait()
+                    scope.cancel()
+                    await asyncio.sleep(0)
+        stats = await bus.stats(stock)
+        assert (stats.ready, stats.inflight) == (1, 0)
+        assert not adapter.consumers[0]._queue.ready[0].suspect
+
+
+async def test_a_stop_while_a_note_is_written_waits_for_it(
+    adapter: TroubledAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop between the note and the call hands the suspect back with its count as before."""
+    stock, noting, go, calls = service(), asyncio.Event(), asyncio.Event(), []
+    write = TroubledConsumer.note
+
+    async def slowly(self: TroubledConsumer, *arguments: object) -> bool:
+        written = await write(self, *arguments)  # type: ignore[arg-type]
+        noting.set()
+        await go.wait()
+        return written
+
+    monkeypatch.setattr(TroubledConsumer, "note", slowly)
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        calls.append(event.id)
+
+    async with bus_on(adapter) as bus:
+        await _suspects(adapter, bus, stock, Event("a"))
+        running = asyncio.ensure_future(bus.run(stock, signals=False))
+        await noting.wait()
+        bus.stop()
+        go.set()
+        assert await running == 0
+        queue = adapter.consumers[0]._queue
+        assert headers.CRASHES not in queue.ready[0].story
+    assert calls == []
+
+
+async def test_a_handler_that_will_not_be_stopped_does_not_hang_the_shutdown(adapter: TroubledAdapter) -> None:
+    """A coroutine that swallows every cancellation is left behind; run returns all the same."""
+    stock, started, over = service(grace=0.05), asyncio.Event(), asyncio.Event()
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        started.set()
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(stock)
+        await bus.publish("a")
+        running = asyncio.ensure_future(bus.run(stock, signals=False))
+        await started.wait()
+        bus.stop()
+        async with asyncio.timeout(15):
+            assert await running == 1
+    over.set()
+    await asyncio.sleep(0)
+
+
+async def test_a_route_declared_while_running_is_served(adapter: TroubledAdapter) -> None:
+    """A handler registered after the start gets its events."""
+    stock, seen = service(), []
+
+    @stock.on("first")
+    async def first(event: Event) -> None:
+        return None
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+
+        @stock.on("second")
+        async def second(event: Event) -> None:
+            seen.append(event.type)
+
+        await bus.publish("second")
+        await eventually(lambda: seen, "it was handled")
+
+
+async def test_a_logging_filter_that_raises_harms_nobody(
+    adapter: TroubledAdapter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Telling of a message must not be what loses it."""
+    stock, logger = service(), logging.getLogger("eventbus")
+
+    def refuse(record: logging.LogRecord) -> bool:
+        raise RuntimeError("a bad filter")
+
+    @stock.on("#", status={404: "park"})
+    async def handle(event: Event) -> int:
+        return 404
+
+    logger.addFilter(refuse)
+    try:
+        async with bus_on(adapter) as bus, bus.serving(stock):
+            await bus.publish("a")
+            await eventually(bus.dead_letters(stock).count, "it was parked")
+            await drained(bus, stock)
+    finally:
+        logger.removeFilter(refuse)
+    assert "could not be logged" in capsys.readouterr().err
+
+
+async def test_a_start_that_fails_can_be_tried_again(adapter: TroubledAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the second of two consumers cannot be opened, nothing is left behind, and the next start works."""
+    one, two, seen = service("t-one"), service("t-two"), []
+
+    @two.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.type)
+
+    async def refuse(self: TroubledConsumer) -> TroubledConsumer:
+        if "t-two" in self.queue:
+            raise BrokerUnavailable("just now")
+        return await MemoryConsumer.__aenter__(self)  # type: ignore[return-value]
+
+    async with bus_on(adapter) as bus:
+        monkeypatch.setattr(TroubledConsumer, "__aenter__", refuse)
+        with pytest.raises(BrokerUnavailable):
+            await bus.run(one, two, signals=False)
+        assert not bus.health
+        monkeypatch.undo()
+        async with bus.serving(one, two):
+            await bus.publish("a")
+            await eventually(lambda: seen, "it runs now")
+
+
+async def test_an_event_that_expires_in_its_lane_is_not_handled(adapter: TroubledAdapter) -> None:
+    """Expiry is looked at again just before the call."""
+    stock, seen, go = service(concurrency=1), [], asyncio.Event()
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.type)
+        await go.wait()
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish("first")
+        await eventually(lambda: seen, "the lane is taken")
+        sent = await bus.publish("second", ttl=timedelta(milliseconds=100))
+        assert sent.expires_at is not None
+        await eventually(lambda: time.time() > sent.expires_at.timestamp(), "it has expired")
+        go.set()
+        await eventually(bus.dead_letters(stock).count, "it was parked")
+    assert seen == ["first"]
+
+
+async def test_a_waiting_event_keeps_its_time_through_a_restart(adapter: TroubledAdapter) -> None:
+    """requeue(after=20) is not called again at once by the next consumer."""
+    stock, calls = service(), []
+
+    @stock.on("#")
+    async def handle(event: Event) -> object:
+        calls.append(event.id)
+        return requeue(after=20)
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(stock)
+        await bus.publish("a")
+        async with bus.serving(stock):
+            await eventually(lambda: bus.health["t-stock"].waiting == 1, "it waits")
+        async with bus.serving(stock):
+            await bus.publish("b")
+            await eventually(lambda: bus.health["t-stock"].waiting == 1, "the second one waits")
+        assert (await bus.stats(stock)).delayed == 2
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_a_word_about_an_event_stands_whatever_the_batch_does(adapter: TroubledAdapter, kind: str) -> None:
+    """Items acknowledged or parked by name keep their verdict when the call raises; the rest spend their own."""
+    stock = service(retry=RetryPolicy(max_retries=0))
+
+    def work(events: list[Event], batch: Batch) -> None:
+        for item in batch:
+            if item.event.data == "good":
+                item.ack()
+            elif item.event.data == "known":
+                item.park("known")
+        if any(item.outcome is None for item in batch):
+            raise ValueError("poison")
+
+    async def work_async(events: list[Event], batch: Batch) -> None:
+        work(events, batch)
+
+    stock.batch("#", size=3, timeout=5.0)(work if kind == "thread" else work_async)
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish_many([Event("a", data) for data in ("good", "known", "poison")])
+        await drained(bus, stock)
+        letters = [letter async for letter in bus.dead_letters(stock).all()]
+    assert {(letter.data, letter.reason) for letter in letters} == {("known", "permanent"), ("poison", "max-retries")}
+
+
+async def test_a_batch_that_hangs_charges_only_the_part_that_hung(adapter: TroubledAdapter) -> None:
+    """The half that was done stays done; the events not yet called are handed back at no cost."""
+    stock, hold, calls = service(retry=RetryPolicy(max_retries=0)), threading.Event(), []
+
+    @stock.batch("#", size=4, timeout=5.0, concurrency=1, handler_timeout=0.2)
+    def work(events: list[Event]) -> None:
+        calls.append([event.data for event in events])
+        if len(events) == 4:
+            raise ValueError("which one was it?")
+        if 2 in [event.data for event in events] and not hold.is_set():
+            hold.wait(20)
+
+    try:
+        async with bus_on(adapter) as bus, bus.serving(stock):
+            await bus.publish_many([Event("a", n) for n in range(4)])
+            await eventually(bus.dead_letters(stock).count, "the part that hung was charged")
+            letters = [letter async for letter in bus.dead_letters(stock).all()]
+            hold.set()
+            await drained(bus, stock)
+    finally:
+        hold.set()
+    assert sorted(letter.data for letter in letters) == [2, 3]  # type: ignore[type-var]
+    assert [0, 1] in calls
+
+
+async def test_a_dead_letter_consumer_survives_its_handler(adapter: MemoryAdapter) -> None:
+    """A cancellation or an exit out of its handler leaves the letters parked and the consumer alive."""
+    stock, calls = service(), []
+
+    @stock.on("#", status={404: "park"})
+    async def handle(event: Event) -> int:
+        return 404
+
+    @stock.dead_letters(batch=1)
+    async def keep(letters: list[DeadLetter]) -> None:
+        calls.append(letters[0].type)
+        if len(calls) == 1:
+            raise asyncio.CancelledError
+        if len(calls) == 2:
+            sys.exit(3)
+
+    async with Bus("memory://", prefix="t") as bus, bus.serving(stock):
+        for type in ("one", "two", "three"):
+            await bus.publish(type)
+        await eventually(lambda: len(calls) == 3, "all three were read")
+
+        async def two_left() -> bool:
+            return await bus.dead_letters(stock).count() == 2
+
+        await eventually(two_left, "only the third was done")
 
 
 async def test_a_closed_bus_says_so() -> None:

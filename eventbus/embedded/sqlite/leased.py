@@ -176,7 +176,8 @@ class LeasedConsumer(Consumer):
         if await self._adapter.writer.submit(note):
             receipt.headers = story
             return True
-        self._held.pop(receipt.number, None)
+        if self._held.get(receipt.number) is delivery:  # it may have been claimed again meanwhile
+            del self._held[receipt.number]
         return False
 
     # --- hold ------------------------------------------------------------------------------------------------
