@@ -48,8 +48,7 @@ async def receive(consumer: Consumer, number: int = 1) -> list[Delivery]:
 def freeze(consumer: Consumer) -> None:
     """From here on the consumer stands for a process that stands still: nothing is renewed."""
     assert isinstance(consumer, LeasedConsumer)
-    assert consumer._renewing is not None
-    consumer._renewing.cancel()
+    consumer._adapter.renewal.remove(consumer)
 
 
 async def waits(consumer: Consumer) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from eventbus import headers
+from eventbus import Bus, Service, headers
 from eventbus.adapter import Subscription
 from eventbus.errors import BrokerError, UnknownService
 from eventbus.event import Event
@@ -265,3 +267,33 @@ async def test_provision_begins_at_the_end_and_can_be_repeated(tmp_path: Path) -
         assert await adapter.provision([SUB, late], "verify") == []
         assert (await adapter.stats("wms-late", "wms")).ready == 1
         assert (await adapter.stats("wms-stock", "wms")).ready == 2
+
+
+async def test_a_blocked_event_loop_keeps_its_leases(tmp_path: Path) -> None:
+    """Leases are renewed by a thread: a handler that blocks the loop for longer than a lease loses nothing."""
+    url = f"sqlite:///{tmp_path}/bus.db?lease=300ms"
+    async with Bus(url, source="wms-api") as bus:
+        stock = Service("wms-stock")
+        await bus.provision(stock)
+        await bus.publish("order.created")
+        async with bus.adapter.consume(stock.subscription()) as consumer:
+            (delivery,) = await consumer.receive(1, 5.0)
+            # A second consumer in a process of its own looks for work all the while that this loop stands still.
+            command = [sys.executable, "-c", _LOOK, url]
+            other = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: ASYNC221 - it must block
+            assert other.stdout.strip() == "0"
+            assert await consumer.settle([(delivery, ACK)]) == ["done"]
+
+
+_LOOK = """
+import asyncio, sys
+from eventbus import Bus, Service
+
+async def main():
+    stock = Service("wms-stock")
+    async with Bus(sys.argv[1]) as bus:
+        async with bus.adapter.consume(stock.subscription()) as consumer:
+            print(len(await consumer.receive(1, 1.5)))
+
+asyncio.run(main())
+"""

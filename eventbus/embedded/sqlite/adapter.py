@@ -30,6 +30,7 @@ from eventbus.embedded.sqlite.letters import EXPIRE_AT_ONCE, Expire, Retention
 from eventbus.embedded.sqlite.parking import SqliteParking
 from eventbus.embedded.sqlite.publishing import Publish
 from eventbus.embedded.sqlite.reader import Reader
+from eventbus.embedded.sqlite.renewal import Renewal
 from eventbus.embedded.sqlite.watch import Watch
 from eventbus.embedded.sqlite.writer import Writer
 from eventbus.errors import BrokerError, InvalidEvent
@@ -60,6 +61,7 @@ class SqliteAdapter(Adapter):
         self._writer: Writer | None = None
         self._reader: Reader | None = None
         self._watch: Watch | None = None
+        self.renewal = Renewal(settings.lease)
 
     @classmethod
     def from_url(cls, url: str, settings: Mapping[str, object]) -> SqliteAdapter:
@@ -73,6 +75,7 @@ class SqliteAdapter(Adapter):
         if self._writer is not None:
             return
         watch = Watch(self.path)
+        self.renewal = Renewal(self.options.lease)
         writer = Writer(self.path, self.options.lock_timeout, watch.committed)
         await writer.start()
         self._writer, self._watch, self._reader = writer, watch, Reader(self.path)
@@ -85,6 +88,7 @@ class SqliteAdapter(Adapter):
             return
         if self.background:
             await asyncio.gather(*self.background, return_exceptions=True)
+        self.renewal.close()
         writer, reader, watch = self._writer, self._reader, self._watch
         self._writer = self._reader = self._watch = None
         if writer.foreign:

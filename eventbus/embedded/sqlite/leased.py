@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -48,7 +49,10 @@ class LeasedConsumer(Consumer):
         self._idle: asyncio.Future[None] | None = None
         self._woken = False
         self._closed = False
-        self._renewing: asyncio.Task[None] | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.alive_at = 0.0
+        """When the loop last showed that it runs."""
         self._retention = adapter.retention(subscription.service)
 
     async def __aenter__(self) -> LeasedConsumer:
@@ -182,30 +186,35 @@ class LeasedConsumer(Consumer):
 
     # --- hold ------------------------------------------------------------------------------------------------
 
-    async def _renew(self) -> None:
-        """Renew the leases of all that is held, well before they end."""
-        loop = asyncio.get_running_loop()
-        lease = self._adapter.options.lease
-        cleaned = loop.time()
-        while True:
-            await asyncio.sleep(lease / 3)
-            try:
-                await self._extend(lease)
-                if self._retention.max_age is not None and loop.time() - cleaned > HOUSEKEEPING:
-                    cleaned = loop.time()
-                    await self._adapter.writer.submit(letters.Expire(self._id, self._retention))
-            except BrokerError as error:
-                # The next round may still be in time; if not, others take over and we hear of it then.
-                fields = {"service": self._subscription.service, "queue": self.queue, "error": str(error)}
-                telemetry.log(logging.WARNING, "lease_renewal_failed", fields)
-
-    async def _extend(self, lease: float) -> None:
-        asked = dict(self._held)
-        if not asked:
+    def renew_from_thread(self) -> None:
+        """Ask for longer leases of all that is held; called by the renewal's thread, so the loop may be blocked."""
+        asked = self._held.copy()
+        loop = self._loop
+        if loop is None or loop.is_closed() or self._closed:
             return
-        still = await self._adapter.writer.submit(
-            Extend(self._table, self._leases(map(receipt_of, asked.values())), lease)
-        )
+        future: asyncio.Future[set[int]] = loop.create_future()
+        try:
+            if asked:
+                held = self._leases(map(receipt_of, asked.values()))
+                self._adapter.writer.post(Extend(self._table, held, self._adapter.options.lease), future)
+            loop.call_soon_threadsafe(self._on_renewal, asked, future)
+        except (BrokerError, RuntimeError) as error:
+            # Closed in this very moment: whoever closed it has let go of the leases too.
+            telemetry.log(logging.DEBUG, "lease_renewal_failed", {"queue": self.queue, "error": str(error)})
+
+    def _on_renewal(self, asked: dict[int, Delivery], future: asyncio.Future[set[int]]) -> None:
+        self.alive_at = time.monotonic()
+        if asked:
+            future.add_done_callback(lambda done: self._renewed(asked, done))
+
+    def _renewed(self, asked: dict[int, Delivery], future: asyncio.Future[set[int]]) -> None:
+        error = future.exception()
+        if error is not None:
+            # The next round may still be in time; if not, others take over and we hear of it then.
+            fields = {"service": self._subscription.service, "queue": self.queue, "error": str(error)}
+            telemetry.log(logging.WARNING, "lease_renewal_failed", fields)
+            return
+        still = future.result()
         # What was settled meanwhile is not lost; what was claimed again by us is a new delivery.
         lost = [
             delivery for number, delivery in asked.items() if number not in still and self._held.get(number) is delivery
@@ -215,17 +224,30 @@ class LeasedConsumer(Consumer):
         if lost:
             self.lost(lost)
 
+    async def _keep_house(self) -> None:
+        """Apply the retention now and then, for services that park nothing."""
+        while True:
+            await asyncio.sleep(HOUSEKEEPING)
+            try:
+                await self._adapter.writer.submit(letters.Expire(self._id, self._retention))
+            except BrokerError as error:
+                telemetry.log(logging.WARNING, "retention_failed", {"queue": self.queue, "error": str(error)})
+
     async def aclose(self) -> None:
         """Stop renewing; what is unsettled can be received by others at once, as suspect."""
         if self._closed:
             return
         self._closed = True
         self.wake()
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        self._adapter.renewal.remove(self)
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.gather(self._housekeeping, return_exceptions=True)
+        if not self._held:
+            return
+        held = self._leases(map(receipt_of, self._held.values()))
         try:
-            await self._extend(0.0)
+            await self._adapter.writer.submit(Extend(self._table, held, 0.0))
         except BrokerError as error:
             # Their leases end by themselves.
             telemetry.log(logging.DEBUG, "let_go_failed", {"queue": self.queue, "error": str(error)})
@@ -240,8 +262,11 @@ class LeasedConsumer(Consumer):
             raise subscriptions.unknown(sub.service, self._adapter.path)
         self._id, self._log = found
         self._place = Place(self._id, self._log, dead_letters=sub.dead_letters)
-        if self._renewing is None and not self._closed:
-            self._renewing = asyncio.get_running_loop().create_task(self._renew(), name=f"eventbus lease {self.queue}")
+        if self._loop is None and not self._closed:
+            self._loop, self.alive_at = asyncio.get_running_loop(), time.monotonic()
+            self._adapter.renewal.add(self)
+            if self._retention.max_age is not None:
+                self._housekeeping = self._loop.create_task(self._keep_house(), name=f"eventbus house {self.queue}")
         return self._place
 
     @abstractmethod

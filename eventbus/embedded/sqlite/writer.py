@@ -127,6 +127,11 @@ class Writer:
         self._queue.put((operation, future))
         return await future
 
+    def post(self, operation: Operation[T], future: asyncio.Future[T]) -> None:
+        """The same from any thread; the future is answered on its own loop."""
+        self.check()
+        self._queue.put((operation, future))
+
     @property
     def foreign(self) -> bool:
         """Whether this is a fork's copy: the thread lives in the parent, and so do its locks."""
