@@ -73,8 +73,9 @@ class Endpoint:
 
     async def open(self, sender: Sender | None = None) -> None:
         """Be ready to send: with the sender of the constructor, else with this shared one, else with a new one."""
-        self._sender = self._own_sender or sender  # anew each time: a service may run on one bus after another
-        self._made_here = False
+        if sender is not None:  # anew each time: a service may run on one bus after another
+            await self.aclose()
+            self._sender = self._own_sender or sender
         self._ready()
 
     async def aclose(self) -> None:
@@ -138,10 +139,10 @@ class Endpoint:
             return outcome
         return replace(outcome, reason=self._auth.hide(outcome.reason))
 
-    def _ready(self, shared: Sender | None = None) -> Sender:
+    def _ready(self) -> Sender:
         if self._sender is None:
-            self._made_here = shared is None
-            self._sender = shared if shared is not None else default_sender()
+            self._made_here = True
+            self._sender = default_sender()
         return self._sender
 
 
