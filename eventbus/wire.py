@@ -144,7 +144,9 @@ def unpack_header(value: object) -> object:
         return base64.b64decode(content)
     if kind == "time":
         return datetime.fromisoformat(content)
-    return {name: unpack_header(item) for name, item in content.items()}
+    if kind == "table" and isinstance(content, dict):
+        return {name: unpack_header(item) for name, item in content.items()}
+    return value
 
 
 def unreadable(

@@ -5,9 +5,15 @@ import pytest
 from eventbus.testing.contract import ContractSuite
 from tests.contract.test_example_adapter import TestFolderBus
 from tests.contract.test_memory import TestMemory
+from tests.contract.test_redis import TestRedis
 from tests.contract.test_sqlite import TestSqlite
 
-SKIPPED: dict[type[ContractSuite], dict[str, str]] = {TestMemory: {}, TestSqlite: {}, TestFolderBus: {}}
+SKIPPED: dict[type[ContractSuite], dict[str, str]] = {
+    TestMemory: {},
+    TestSqlite: {},
+    TestFolderBus: {},
+    TestRedis: {},
+}
 
 
 @pytest.mark.parametrize("suite", SKIPPED, ids=lambda suite: suite.__name__)
@@ -19,4 +25,4 @@ def test_skips_are_listed_by_name(suite: type[ContractSuite]) -> None:
     assert all(getattr(suite, name) is getattr(ContractSuite, name) for name in names)
 
 
-del TestFolderBus, TestMemory, TestSqlite  # imported to be named, not to be collected again
+del TestFolderBus, TestMemory, TestRedis, TestSqlite  # imported to be named, not to be collected again

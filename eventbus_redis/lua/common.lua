@@ -1,0 +1,104 @@
+-- Put before every other script: time, ids, copies, letters.
+local STORY, ORIGIN, EVENT_ID = 'x-eventbus', 'x-stream-id', 'x-event-id'
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- Upwards and one more: what is computed from it is never early.
+local function due_ms(delay)
+  return string.format('%.0f', now_ms() + 1 + tonumber(delay))
+end
+
+local function map(flat)
+  local result = {}
+  for i = 1, #flat, 2 do result[flat[i]] = flat[i + 1] end
+  return result
+end
+
+local function exists(key)
+  return redis.call('EXISTS', key) == 1
+end
+
+local function groups(key)
+  local found = {}
+  if exists(key) then
+    for _, flat in ipairs(redis.call('XINFO', 'GROUPS', key)) do
+      local group = map(flat)
+      found[group['name']] = group
+    end
+  end
+  return found
+end
+
+local function is_mine(key, group, consumer, id)
+  local found = redis.call('XPENDING', key, group, id, id, 1)
+  return found[1] ~= nil and found[1][2] == consumer
+end
+
+-- Which of these ids we hold. One by one each costs a call; from some number on, all that we hold is one call that
+-- answers with at most as many rows as a consumer may hold. No COUNT that could cut it short: that would miss some.
+local function all_mine(key, group, consumer, ids, first, last)
+  local mine = {}
+  if last - first < 16 then
+    for i = first, last do mine[ids[i]] = is_mine(key, group, consumer, ids[i]) end
+  else
+    for _, row in ipairs(redis.call('XPENDING', key, group, '-', '+', 10000000, consumer)) do mine[row[1]] = true end
+  end
+  return mine
+end
+
+-- A copy of an entry's fields with another story. The id it came in by is kept: it is the id of a foreign
+-- message, and when the broker took it.
+local function copy_of(fields, id, story, event_id)
+  local copy, origin = {}, id
+  for i = 1, #fields, 2 do
+    local name = fields[i]
+    if name == ORIGIN then
+      origin = fields[i + 1]
+    elseif name ~= STORY and name ~= EVENT_ID then
+      copy[#copy + 1] = name
+      copy[#copy + 1] = fields[i + 1]
+    end
+  end
+  copy[#copy + 1] = ORIGIN
+  copy[#copy + 1] = origin
+  if story ~= '' then
+    copy[#copy + 1] = STORY
+    copy[#copy + 1] = story
+  end
+  if event_id then
+    copy[#copy + 1] = EVENT_ID
+    copy[#copy + 1] = event_id
+  end
+  return copy
+end
+
+local function delay(retry, payload, member, delay, copy)
+  redis.call('HSET', payload, member, cmsgpack.pack(copy))
+  redis.call('ZADD', retry, due_ms(delay), member)
+end
+
+local function field_of(fields, name)
+  for i = 1, #fields, 2 do
+    if fields[i] == name then return fields[i + 1] end
+  end
+  return nil
+end
+
+-- Take a letter out of the dead letters and out of their index.
+local function remove_letter(dlq, ids, waiting, owners, entry)
+  local id, event_id = entry[1], field_of(entry[2], EVENT_ID)
+  redis.call('XDEL', dlq, id)
+  redis.call('ZREM', waiting, id)
+  redis.call('HDEL', owners, id)
+  if event_id then
+    local left = {}
+    for other in string.gmatch(redis.call('HGET', ids, event_id) or '', '%S+') do
+      if other ~= id then left[#left + 1] = other end
+    end
+    if #left == 0 then redis.call('HDEL', ids, event_id)
+    else redis.call('HSET', ids, event_id, table.concat(left, ' ')) end
+  end
+end

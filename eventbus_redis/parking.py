@@ -1,0 +1,96 @@
+"""The dead letters of one service, for operators: every operation goes by index and costs the same at any depth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from eventbus import headers
+from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
+from eventbus.errors import ConfigError
+from eventbus_redis import _scripts, fields, names
+from eventbus_redis._client import Argument, Entry
+
+if TYPE_CHECKING:
+    from eventbus_redis.adapter import RedisAdapter
+
+_ADDRESS: Final = re.compile(r"\d{1,15}-\d{1,20}")
+
+
+class RedisParking(Parking):
+    """An address is the id of an entry in the stream of dead letters."""
+
+    def __init__(self, adapter: RedisAdapter, service: str, prefix: str) -> None:
+        self._adapter = adapter
+        self._name = (service, prefix)
+        self._keys = names.of_service(service, prefix)
+
+    async def browse(self, cursor: str | None, limit: int) -> Page:
+        """In the order of parking."""
+        await self._check()
+        if cursor and not _ADDRESS.fullmatch(cursor):
+            raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
+        start = f"({cursor}" if cursor else "-"
+        entries = await self._adapter.client.entries(self._keys.dlq, start, limit + 1)
+        letters = [_letter(entry) for entry in entries[:limit]]
+        return Page(letters, letters[-1].address if len(entries) > limit else None)
+
+    async def find(self, event_id: str) -> list[Parked]:
+        """By the index of event ids."""
+        await self._check()
+        found = await self._adapter.client.field(self._keys.ids, event_id)
+        return [_letter(entry) for entry in await self._get(found.split())] if found else []
+
+    async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
+        """Back to the service's own stream (or its retry road) and out of here, in one step."""
+        await self._check()
+        known = [letter for letter in letters if _ADDRESS.fullmatch(letter.address)]
+        entries = {entry[0].decode(): entry for entry in await self._get([x.address for x in known])}
+        arguments: list[Argument] = []
+        order: list[str] = []
+        for letter in known:
+            entry = entries.get(letter.address)
+            if entry is None:
+                continue
+            # A letter's story never changes where it stands, so it can be read first and written later.
+            _, story, _, _ = fields.decode(*entry, BodyMapping())
+            given = letter.body is not None
+            arguments += (letter.address, fields.to_json(headers.merge(story, letter.headers)))
+            arguments += (round(letter.delay * 1000), int(given), letter.body or b"")
+            order.append(letter.address)
+        gone: list[int] = []
+        if order:
+            k = self._keys
+            keys = (k.dlq, k.ids, k.waiting, k.owners, k.queue, k.retry, k.payload)
+            gone = await self._adapter.client.run(_scripts.LETTERS_MOVE, keys, arguments)
+        moved = set(order) - {order[position - 1] for position in gone}
+        return ["done" if letter.address in moved else "gone" for letter in letters]
+
+    async def purge(self, addresses: Sequence[str]) -> list[Moved]:
+        """Gone for good."""
+        await self._check()
+        known = [address for address in addresses if _ADDRESS.fullmatch(address)]
+        k = self._keys
+        gone = await self._adapter.client.run(_scripts.LETTERS_REMOVE, (k.dlq, k.ids, k.waiting, k.owners), known)
+        removed = set(known) - {known[position - 1] for position in gone}
+        return ["done" if address in removed else "gone" for address in addresses]
+
+    async def depth(self) -> int:
+        """How many stand here."""
+        await self._check()
+        return await self._adapter.client.length(self._keys.dlq)
+
+    async def _get(self, addresses: Sequence[str | bytes]) -> list[Entry]:
+        if not addresses:
+            return []
+        found = await self._adapter.client.run(_scripts.LETTERS_GET, (self._keys.dlq,), addresses)
+        return [(id, entry) for id, entry in found]
+
+    async def _check(self) -> None:
+        await self._adapter.check_subscribed(*self._name)
+
+
+def _letter(entry: Entry) -> Parked:
+    event, story, _, _ = fields.decode(*entry, BodyMapping())
+    return Parked(entry[0].decode(), event, story)
