@@ -5,6 +5,7 @@ import pytest
 from eventbus.testing.contract import ContractSuite
 from tests.contract.test_example_adapter import TestFolderBus
 from tests.contract.test_memory import TestMemory
+from tests.contract.test_rabbit import TestRabbitClassic, TestRabbitQuorum
 from tests.contract.test_redis import TestRedis
 from tests.contract.test_sqlite import TestSqlite
 
@@ -12,6 +13,8 @@ SKIPPED: dict[type[ContractSuite], dict[str, str]] = {
     TestMemory: {},
     TestSqlite: {},
     TestFolderBus: {},
+    TestRabbitClassic: {},
+    TestRabbitQuorum: {},
     TestRedis: {},
 }
 
@@ -25,4 +28,5 @@ def test_skips_are_listed_by_name(suite: type[ContractSuite]) -> None:
     assert all(getattr(suite, name) is getattr(ContractSuite, name) for name in names)
 
 
-del TestFolderBus, TestMemory, TestRedis, TestSqlite  # imported to be named, not to be collected again
+# Imported to be named, not to be collected again.
+del TestFolderBus, TestMemory, TestRabbitClassic, TestRabbitQuorum, TestRedis, TestSqlite

@@ -1,0 +1,199 @@
+"""The dead letters of one service: browse, re-drive, purge. Published and confirmed before it is removed."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from eventbus import headers as reserved
+from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
+from eventbus.failpoints import failpoint
+from eventbus_rabbit.messages import FOLDED, PARKED_ID, Message, copy, incoming, rejects
+from eventbus_rabbit.names import Names
+from eventbus_rabbit.publisher import Outgoing, Publisher
+from eventbus_rabbit.roads import Roads
+from eventbus_rabbit.scanning import Scanner
+from eventbus_rabbit.values import decode
+
+AHEAD: Final = 5_000
+AHEAD_BYTES: Final = 16 * 1024 * 1024
+FRESH: Final = 5.0
+"""Letters read ahead of a page are shown for so long without looking again: a queue has no place to come back to, and
+reading it from its beginning for each page would take the square of its length."""
+
+
+class RabbitParking(Parking):
+    """Looks through the queue and gives everything back; an address is the letter's own mark."""
+
+    def __init__(
+        self, scanner: Scanner, publisher: Publisher, names: Names, roads: Roads, mapping: BodyMapping, *, rotates: bool
+    ) -> None:
+        self._scanner = scanner
+        self._publisher = publisher
+        self._names = names
+        self._roads = roads
+        self._mapping = mapping
+        # What is given back to a quorum queue stands behind what was given back before: its order is that of the last
+        # looks, and the oldest letter is known only when all are.
+        self._rotates = rotates
+        self._ahead: list[Parked] = []
+        self._ahead_until = 0.0
+        self._ahead_more = False
+        self._trail: list[str] = []
+
+    async def depth(self) -> int:
+        """How many stand here and are not being looked at."""
+        return await self._scanner.depth()
+
+    async def browse(self, cursor: str | None, limit: int) -> Page:
+        """The letters after `cursor`, in the order of parking."""
+        limit = max(1, limit)
+        if cursor is None:
+            self._trail, self._ahead = [], []
+        page = self._from_ahead(cursor, limit)
+        if page is None:
+            await self._read_ahead(cursor, limit)
+            page = self._from_ahead(cursor, limit, just_read=True)
+        assert page is not None
+        self._trail += [letter.address for letter in page.letters]
+        return page
+
+    def _from_ahead(self, cursor: str | None, limit: int, *, just_read: bool = False) -> Page | None:
+        if not just_read:
+            if cursor is None or time.monotonic() > self._ahead_until or not self._trail or self._trail[-1] != cursor:
+                return None
+            if len(self._ahead) < limit and self._ahead_more:
+                return None
+        letters, self._ahead = self._ahead[:limit], self._ahead[limit:]
+        more = bool(self._ahead) or (self._ahead_more and bool(letters))
+        return Page(letters, letters[-1].address if more else None)
+
+    async def _read_ahead(self, cursor: str | None, limit: int) -> None:
+        # The first page reads no more than it shows: most who look, look at one page.
+        wanted: int | None = limit
+        if cursor is not None:
+            # Somebody else's cursor may stand anywhere.
+            wanted = len(self._trail) + max(limit, AHEAD) if cursor in self._trail else None
+        if self._rotates:
+            wanted = None
+        async with self._scanner.scan(wanted) as (scan, more):
+            found = self._addressed(scan.letters)
+        start = self._after(cursor, [address for address, _ in found]) if cursor is not None else 0
+        letters: list[Parked] = []
+        size = 0
+        for address, message in found[start:]:
+            if letters and (len(letters) >= max(limit, AHEAD) or (size > AHEAD_BYTES and len(letters) >= limit)):
+                more = True
+                break
+            letters.append(self._parked(address, message))
+            size += len(message.body)
+        self._ahead, self._ahead_more = letters, more
+        self._ahead_until = time.monotonic() + FRESH
+
+    def _after(self, cursor: str, addresses: list[str]) -> int:
+        """Where the letters after the cursor begin, also when the letter it names has been moved since."""
+        places = {address: place for place, address in enumerate(addresses)}
+        if cursor in places:
+            return places[cursor] + 1
+        if cursor in self._trail:
+            for seen in reversed(self._trail[: self._trail.index(cursor)]):
+                if seen in places:
+                    return places[seen] + 1
+            return 0
+        # Addresses of ours begin with the time of parking.
+        return sum(1 for address in addresses if not address.startswith("~") and address <= cursor)
+
+    async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
+        """Back to the service's own queue (or the retry road): published, confirmed, then removed here."""
+        answers: list[Moved] = ["gone"] * len(letters)
+        async with self._scanner.scan(None) as (scan, _):
+            here = dict(self._addressed(scan.letters))
+            chosen = [(n, letter, here[letter.address]) for n, letter in enumerate(letters) if letter.address in here]
+            if not chosen:
+                return answers
+            results = await self._publisher.send([await self._copy(message, letter) for _, letter, message in chosen])
+            failpoint("rabbit.redrive.between-copy-and-ack")
+            stored = []
+            for (position, _, message), result in zip(chosen, results, strict=True):
+                answers[position] = "done" if result == "stored" else "failed"
+                if result == "stored":
+                    stored.append(message)
+            if stored:
+                await scan.remove(stored)
+        return answers
+
+    async def purge(self, addresses: Sequence[str]) -> list[Moved]:
+        """Gone for good."""
+        async with self._scanner.scan(None) as (scan, _):
+            here = dict(self._addressed(scan.letters))
+            chosen = [here[address] for address in dict.fromkeys(addresses) if address in here]
+            if chosen:
+                await scan.remove(chosen)
+            return ["done" if address in here else "gone" for address in addresses]
+
+    async def _copy(self, message: Message, order: Redrive) -> Outgoing:
+        parked = self._parked("", message)
+        exchange, key, delta = "", self._names.queue, order.headers
+        if order.delay > 0:
+            due_at = time.time() + order.delay
+            exchange = self._names.retry_exchange
+            _, key = await self._roads.choose(due_at)
+            delta = {**delta, reserved.DUE_AT: round(due_at * 1000)}  # the road may be shorter than the delay
+        return copy(
+            message,
+            parked.event,
+            self._retries(message, parked.headers),
+            delta,
+            exchange=exchange,
+            key=key,
+            frame_max=self._publisher.frame_max,
+            body=order.body,
+        )
+
+    def _retries(self, message: Message, story: object) -> int:
+        """The count so far: ours, or what a stranger who parked the letter wrote or left in x-death (seed 4)."""
+        assert isinstance(story, dict)
+        own = reserved.number(story.get(reserved.RETRIES))
+        if FOLDED in message.properties.headers or own:
+            return own
+        return reserved.number(story.get(reserved.FINAL_RETRIES)) or rejects(message, self._names.queue)
+
+    def _parked(self, address: str, message: Message) -> Parked:
+        event, story, _, _ = incoming(message, self._names.queue, self._mapping, back_exchange="")
+        found = dict(story)
+        raw = message.properties.headers.get("x-death")
+        if raw is not None:
+            found["x-death"] = decode(raw)
+        return Parked(address, event, found)
+
+    def _addressed(self, letters: Sequence[Message]) -> list[tuple[str, Message]]:
+        """Letters with their addresses: our mark, or for a stranger's a digest and which of its equals it is."""
+        found, equals = [], Counter[str]()
+        for letter in letters:
+            raw = letter.properties.headers.get(PARKED_ID)
+            mark = decode(raw) if raw is not None else None
+            address = mark if isinstance(mark, str) and mark else _digest(letter)
+            equals[address] += 1
+            found.append((address if equals[address] == 1 else f"{address}.{equals[address]}", letter))
+        return _by_age(found) if self._rotates else found
+
+
+def _by_age(letters: list[tuple[str, Message]]) -> list[tuple[str, Message]]:
+    """Letters by time of parking, which our addresses begin with; a stranger's stays behind the one before it."""
+    keyed, age = [], ""
+    for address, letter in letters:
+        age = age if address.startswith("~") else address
+        keyed.append((age, address, letter))
+    return [(address, letter) for _, address, letter in sorted(keyed, key=lambda entry: entry[0])]
+
+
+def _digest(letter: Message) -> str:
+    given = letter.properties
+    whole = hashlib.sha256(letter.body + given.message_id)
+    for name, raw in sorted(given.headers.items()):
+        if name not in ("x-delivery-count", "x-acquired-count"):  # these change with every look
+            whole.update(name.encode("utf-8", "surrogateescape") + raw)
+    return "~" + whole.hexdigest()[:24]

@@ -1,0 +1,78 @@
+"""amqps:// on a real broker that asks for client certificates."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventbus import BrokerUnavailable, Bus, Event, Service
+from eventbus.testing.contract.harness import eventually, running
+from tests.brokers.rabbit import node
+
+PORT = 5677
+TLS_PORT = 5678
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A CA, and a server and a client signed by it; the broker trusts only that CA."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates, and is not installed")
+    folder = Path(tmp_path_factory.mktemp("tls"))
+    key = ("-newkey", "rsa:2048", "-nodes", "-keyout")
+    _openssl(folder, "req", "-x509", *key, "ca.key", "-out", "ca.pem", "-subj", "/CN=test ca", "-days", "2")
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name in ("server", "client"):
+        _openssl(folder, "req", *key, f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        _openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
+    conf = "\n".join(
+        [
+            f"listeners.ssl.default = 127.0.0.1:{TLS_PORT}",
+            f"ssl_options.cacertfile = {folder}/ca.pem",
+            f"ssl_options.certfile = {folder}/server.pem",
+            f"ssl_options.keyfile = {folder}/server.key",
+            "ssl_options.verify = verify_peer",
+            "ssl_options.fail_if_no_peer_cert = true",
+        ]
+    )
+    with node("tls", PORT, Path(tmp_path_factory.mktemp("rabbit")), conf):
+        yield folder
+
+
+async def test_a_client_certificate_lets_us_in(certificates: Path) -> None:
+    """With CA, certificate and key from the query the bus works as ever."""
+    service = Service("tls-stock")
+    seen: list[object] = []
+
+    @service.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.data)
+
+    files = "&".join(
+        f"{name}={certificates}/{file}"
+        for name, file in (("cafile", "ca.pem"), ("certfile", "client.pem"), ("keyfile", "client.key"))
+    )
+    async with (
+        Bus(f"amqps://guest:guest@localhost:{TLS_PORT}/?{files}", source="tls-api") as bus,
+        running(bus, service),
+    ):
+        await bus.publish("t", {"n": 1})
+        await eventually(lambda: seen, "it was handled")
+
+
+@pytest.mark.parametrize("query", ["", "cafile=CA"], ids=["unknown CA", "no client certificate"])
+async def test_without_the_right_certificates_nobody_gets_in(certificates: Path, query: str) -> None:
+    """An unknown CA is refused by us, a missing client certificate by the broker; both say so."""
+    query = query.replace("CA", f"{certificates}/ca.pem")
+    with pytest.raises(BrokerUnavailable):
+        async with Bus(f"amqps://guest:guest@localhost:{TLS_PORT}/?connect_timeout=5s&{query}"):
+            pass
