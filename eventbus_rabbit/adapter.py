@@ -26,6 +26,7 @@ from eventbus_rabbit import options as reading
 from eventbus_rabbit._errors import NotFound
 from eventbus_rabbit.consumer import RabbitConsumer
 from eventbus_rabbit.depths import Depths
+from eventbus_rabbit.holding import Holding
 from eventbus_rabbit.letters import RabbitDeadLetterConsumer
 from eventbus_rabbit.link import Link
 from eventbus_rabbit.messages import outgoing
@@ -231,6 +232,8 @@ class RabbitAdapter(Adapter):
             if roads.may_create:
                 await self.provision([subscription], "create")
 
+        options = self._options
+        holding = Holding(self._consuming, self._publisher, names, options.queue_type, self._provisioner.settling)
         consumer = RabbitConsumer(
             self._consuming,
             self._publisher,
@@ -238,10 +241,12 @@ class RabbitAdapter(Adapter):
             roads,
             subscription,
             prefetch=min(self._options.prefetch or subscription.prefetch, 65_535),
+            holding=holding,
             reject_to_retry=self._options.retry == "dead-letter",
             repair=repair,
             closed=self._closed,
         )
+        holding.lost = consumer.tell_lost
         self._consumers.append(consumer)
         return consumer
 

@@ -24,7 +24,9 @@ import pytest
 
 URL_VARIABLE = "EVENTBUS_TEST_RABBIT_URL"
 HOME_VARIABLE = "EVENTBUS_RABBIT_HOME"
-PORT = 5673
+PORT_VARIABLE = "EVENTBUS_RABBIT_PORT"
+PORT = int(os.environ.get(PORT_VARIABLE, "5673"))
+"""The broker that tests share; brokers that tests start for themselves have the ports after it."""
 EPMD_PORT = 4370
 START_TIMEOUT = 90.0
 INSTALL = """
@@ -75,7 +77,8 @@ class RabbitNode:
     """One node with its own name, ports and folders."""
 
     def __init__(self, name: str = "eventbus", port: int = PORT, *, folder: Path | None = None, conf: str = "") -> None:
-        self.name = f"{name}@localhost"
+        # One name server knows the nodes of all who test on this machine: other ports, other names.
+        self.name = f"{name}@localhost" if PORT == 5673 else f"{name}-{PORT}@localhost"
         self.port = port
         self.dist_port = port + 20_000
         self.folder = folder or cache() / f"rabbit-{name}-{port}"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from eventbus import Bus, EventBusError
-from tests.brokers.rabbit import RabbitNode, node
+from tests.brokers.rabbit import PORT, RabbitNode, node
 from tests.faults.actor import MAX_RETRIES, SERVICES
 from tests.faults.crew import Crew, parked_ids, provision
 from tests.faults.journal import Findings, check, read
@@ -35,7 +35,7 @@ Settings = dict[str, dict[str, object]]
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitNode]:
     """A broker made to be killed."""
-    with node("faults", 5675, Path(tmp_path_factory.mktemp("rabbit"))) as found:
+    with node("faults", PORT + 2, Path(tmp_path_factory.mktemp("rabbit"))) as found:
         yield found
 
 
