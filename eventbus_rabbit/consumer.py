@@ -242,7 +242,7 @@ class RabbitConsumer(Consumer):
         except EventBusError as error:
             log.warning("copy_failed %s: %s", self.queue, error)
             results = ["unknown"] * len(copies)
-        stored = []
+        stored, missing = [], False
         for (position, message, road), result in zip(copies, results, strict=True):
             if result == "stored":
                 stored.append(position)
@@ -256,7 +256,11 @@ class RabbitConsumer(Consumer):
                 if road:
                     self._roads.forget(road)
                 else:
-                    await self._mend()
+                    missing = True
+            elif result == "missing":
+                missing = True
+        if missing:
+            await self._mend()
         return stored
 
     async def _mend(self) -> None:

@@ -43,7 +43,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "ssl_options.fail_if_no_peer_cert = true",
         ]
     )
-    with node("tls", PORT + 4, Path(tmp_path_factory.mktemp("rabbit")), conf):
+    with node("tls", PORT + 4, Path(tmp_path_factory.mktemp("rabbit")), conf) as broker:
+        broker.wait_for_port(TLS_PORT)  # RabbitMQ opens it after the plain one
         yield folder
 
 

@@ -153,7 +153,7 @@ class RabbitNode:
 
     def _gone(self) -> None:
         deadline = time.monotonic() + 60
-        while self._listens():
+        while _listens(self.port):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"something still listens on port {self.port}")
             time.sleep(0.05)
@@ -172,12 +172,13 @@ class RabbitNode:
         except OSError:
             return False
 
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
-        except OSError:
-            return False
-        return True
+    def wait_for_port(self, port: int) -> None:
+        """Wait until it listens on a second port."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while not _listens(port):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"RabbitMQ does not listen on port {port}")
+            time.sleep(0.05)
 
     def ctl(self, *arguments: str) -> str:
         """rabbitmqctl, for what AMQP does not tell."""
@@ -226,6 +227,14 @@ class RabbitNode:
         epmd = shutil.which("epmd")
         if epmd is not None:
             subprocess.run([epmd, "-daemon", "-port", str(EPMD_PORT), "-address", "127.0.0.1"], check=False, timeout=10)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache
