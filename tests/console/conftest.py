@@ -60,13 +60,14 @@ def failing(name: str = "wms-cincout", **options: Any) -> Service:
 async def park(bus: Bus, service: Service, letters: Any = LETTERS) -> None:
     """Let the service park these, in this order."""
     async with bus.serving(service):
+        before = await bus.dead_letters(service).count()
         events = [
             Event(type, {"of": tenant, "mark": f"{tenant}-mark"}, id=id, tenant=tenant) for id, type, tenant in letters
         ]
         await bus.publish_many(events)
 
         async def parked() -> bool:
-            return await bus.dead_letters(service).count() >= len(letters)
+            return await bus.dead_letters(service).count() >= before + len(letters)
 
         await eventually(parked, "all of them are parked")
 
