@@ -62,7 +62,7 @@ class FairTurns(RuleBasedStateMachine):
         assert item == self.model[tenant].popleft()
         self.begun = tenant if self.turns.first() == tenant else None
         if len(others) > 1:
-            self.run = self.run + [tenant] if self.run[-1:] == [tenant] else [tenant]
+            self.run = [*self.run, tenant] if self.run[-1:] == [tenant] else [tenant]
             assert len(self.run) <= self.fairness.turn(tenant)
         else:
             self.run = []
