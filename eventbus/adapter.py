@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, TypeAlias
 
 from eventbus.event import Event
+from eventbus.facets import Facet
 from eventbus.settlement import Delivery, HeaderDelta, Settlement
 
 PARKING_MARGIN: Final = 64 * 1024
@@ -190,6 +191,13 @@ class Parking(ABC):
             cursor = page.next
             if cursor is None:
                 return found
+
+    async def tally(self, by: Facet) -> Mapping[str, int] | None:
+        """How many letters have each value of a facet (`facets(event, headers)` says a letter's), from an index.
+
+        None where the broker keeps no index: the core counts by browsing.
+        """
+        return None
 
 
 class Consumer(ABC):

@@ -13,6 +13,7 @@ from eventbus import headers
 from eventbus.adapter import Parked
 from eventbus.errors import Undecodable
 from eventbus.event import Event, decode
+from eventbus.facets import Facet, facets
 
 
 class Attempt(BaseModel):
@@ -57,9 +58,13 @@ class DeadLetter(BaseModel):
     parked_at: datetime | None = None
     redriven: int = 0
     redriven_by: str | None = None
+    fingerprint: str = ""
+    """What letters of the same error have in common: a digest, and the text without its numbers and ids."""
     headers: dict[str, object] = Field(default_factory=dict)
     """The publisher's own headers, as they were."""
     event: Event = Field(exclude=True, repr=False)
+    facets: Mapping[Facet, str] = Field(exclude=True, repr=False, default_factory=dict)
+    """What it is counted by."""
 
     @field_serializer("headers", when_used="json")
     def _headers_as_json(self, headers: dict[str, object]) -> dict[str, object]:
@@ -69,7 +74,8 @@ class DeadLetter(BaseModel):
     def read(cls, parked: Parked, service: str) -> DeadLetter:
         """The letter in a parked message; headers that a stranger left out or spoiled count as absent."""
         story, event = parked.headers, parked.event
-        reason = _text(story.get(headers.PARK_REASON)) or "unknown"
+        found = facets(event, story)
+        reason = headers.text(story.get(headers.PARK_REASON)) or "unknown"
         return cls(
             address=parked.address,
             id=event.id,
@@ -81,11 +87,11 @@ class DeadLetter(BaseModel):
             time=event.time,
             content_type=event.content_type,
             service=service,
-            original_queue=_text(story.get(headers.ORIGINAL_QUEUE)) or "",
+            original_queue=headers.text(story.get(headers.ORIGINAL_QUEUE)) or "",
             reason=reason,
-            error=_text(story.get(headers.FINAL_ERROR)) or reason,
-            error_type=_text(story.get(headers.ERROR_TYPE)),
-            error_code=_text(story.get(headers.ERROR_CODE)),
+            error=headers.text(story.get(headers.FINAL_ERROR)) or reason,
+            error_type=headers.text(story.get(headers.ERROR_TYPE)),
+            error_code=headers.text(story.get(headers.ERROR_CODE)),
             status=headers.number(story.get(headers.FINAL_STATUS)) or None,
             retries=headers.number(story.get(headers.FINAL_RETRIES)),
             attempts=tuple(
@@ -97,9 +103,11 @@ class DeadLetter(BaseModel):
             last_failed_at=_time(story, headers.LAST_FAILED_AT),
             parked_at=_time(story, headers.PARKED_AT),
             redriven=headers.number(story.get(headers.REDRIVEN_COUNT)),
-            redriven_by=_text(story.get(headers.REDRIVEN_BY)),
+            redriven_by=headers.text(story.get(headers.REDRIVEN_BY)),
+            fingerprint=found["fingerprint"],
             headers=dict(event.headers),
             event=event,
+            facets=found,
         )
 
     @property
@@ -148,14 +156,6 @@ class DeadLetter(BaseModel):
             "movedToDLQAt": _iso(self.parked_at),
             "ttl": ttl_ms,
         }
-
-
-def _text(value: object) -> str | None:
-    if isinstance(value, str):
-        value = value.encode("utf-8", "replace")  # half a character is no text
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    return str(value) if value not in (None, "") else None
 
 
 def plain(value: object) -> object:

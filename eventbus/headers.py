@@ -270,6 +270,15 @@ def number(value: object) -> int:
     return value
 
 
+def text(value: object) -> str | None:
+    """A text from a header, whatever a stranger put there; None if there is none."""
+    if isinstance(value, str):
+        value = value.encode("utf-8", "replace")  # half a character is no text
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    return str(value) if value not in (None, "") else None
+
+
 def moment(value: object) -> float:
     """Seconds since the epoch from a header, whatever a stranger put there; 0 if it is no time."""
     if isinstance(value, bytes):

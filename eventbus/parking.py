@@ -17,10 +17,11 @@ from eventbus import headers, telemetry
 from eventbus.adapter import Moved, Parking, Redrive
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import ConfigError
+from eventbus.facets import Facet, by_age
 from eventbus.filters import Filter
 
 PAGE: Final = 500
-StatKey: TypeAlias = Literal["reason", "status", "code", "type", "tenant", "error"]
+StatKey: TypeAlias = Literal["reason", "status", "code", "type", "tenant", "fingerprint", "age"]
 
 
 @dataclass(slots=True)
@@ -96,14 +97,16 @@ class DeadLetters:
         return [DeadLetter.read(parked, self.service) for parked in await self._parking.find(id)]
 
     async def stats(self, by: StatKey = "reason", where: str | Filter | None = None) -> dict[str, int]:
-        """How many letters there are of each reason (status, code, type, tenant, error), most first."""
-        names = {"code": "error_code"}
-        if by not in ("reason", "status", "code", "type", "tenant", "error"):
-            raise ConfigError(f"stats by {by!r}: use reason, status, code, type, tenant or error")
-        counts: Counter[str] = Counter()
-        async for letter in self.all(where):
-            counts[str(getattr(letter, names.get(by, by)) or "-")] += 1
-        return dict(counts.most_common())
+        """How many letters there are of each reason (status, code ...), most first; by age, youngest first."""
+        if by not in ("reason", "status", "code", "type", "tenant", "fingerprint", "age"):
+            raise ConfigError(f"stats by {by!r}: use reason, status, code, type, tenant, fingerprint or age")
+        facet: Facet = "hour" if by == "age" else by
+        counts = await self._parking.tally(facet) if Filter.of(where).empty else None
+        if counts is None:
+            counts = Counter([letter.facets[facet] async for letter in self.all(where)])
+        if by == "age":
+            return by_age(counts, self._now())
+        return dict(Counter(counts).most_common())
 
     async def redrive(
         self,

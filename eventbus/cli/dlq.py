@@ -119,7 +119,8 @@ def stats(
     service: Service,
     *,
     by: Annotated[
-        Literal["reason", "status", "code", "type", "tenant", "error"], Parameter(help="What to count them by.")
+        Literal["reason", "status", "code", "type", "tenant", "fingerprint", "age"],
+        Parameter(help="What to count them by."),
     ] = "reason",
     where: Where = None,
     prefix: Prefix = None,

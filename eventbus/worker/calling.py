@@ -7,11 +7,9 @@ import contextvars
 import functools
 import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import Final, TypeVar
+from typing import Final
 
 from eventbus.status import Outcome
-
-T = TypeVar("T")
 
 _GRAIN: Final = 0.02  # deadlines may be this much late; one timer then serves many calls
 
@@ -100,28 +98,63 @@ class Deadlines:
             self._arm(following)
 
 
-@types.coroutine
-def in_own_context(coroutine: Coroutine[object, object, T]) -> Generator[object, object, T]:
-    """Await a coroutine in a copy of the context, without the price of a task.
+class Paused:
+    """A handler that waits for something: its coroutine, in a context of its own, and what it waits for."""
+
+    __slots__ = ("coroutine", "run", "waiting_for")
+
+    def __init__(self, coroutine: Coroutine[object, object, object], run: Callable[..., object], what: object) -> None:
+        self.coroutine = coroutine
+        self.run = run
+        self.waiting_for = what
+
+
+class Returned:
+    """A handler that has ended, with what it returned."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+NOTHING: Final = Returned(None)
+
+
+def begin(coroutine: Coroutine[object, object, object]) -> Returned | Paused:
+    """Run a coroutine up to its first wait, in a copy of the context, without the price of a task.
 
     Workers are reused for message after message; what a handler puts into a context variable (a logger's fields,
     a tracing span) must not show up in the next one.
     """
     run = contextvars.copy_context().run
-    step: Callable[[], object] = functools.partial(run, coroutine.send, None)
+    try:
+        waiting_for = run(coroutine.send, None)
+    except StopIteration as end:
+        return NOTHING if end.value is None else Returned(end.value)
+    except GeneratorExit as error:
+        raise Aborted(error) from error
+    return Paused(coroutine, run, waiting_for)
+
+
+@types.coroutine
+def rest_of(paused: Paused) -> Generator[object, object, object]:
+    """Await what is left of a coroutine that has begun, still in its own context."""
+    coroutine, run = paused.coroutine, paused.run
+    waiting_for = paused.waiting_for
     while True:
-        try:
-            waiting_for = step()
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        except GeneratorExit as error:
-            raise Aborted(error) from error  # raised by the handler itself; ours comes by the yield below
         try:
             answer = yield waiting_for
         except GeneratorExit:
             run(coroutine.close)
             raise
         except BaseException as error:  # noqa: BLE001 - cancellation too belongs into the handler
-            step = functools.partial(run, coroutine.throw, error)
+            step: Callable[[], object] = functools.partial(run, coroutine.throw, error)
         else:
             step = functools.partial(run, coroutine.send, answer)
+        try:
+            waiting_for = step()
+        except StopIteration as end:
+            return end.value
+        except GeneratorExit as error:
+            raise Aborted(error) from error  # raised by the handler itself; ours comes by the yield above

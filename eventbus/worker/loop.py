@@ -31,7 +31,7 @@ from eventbus.settlement import (
     Retry,
     Settlement,
 )
-from eventbus.status import Outcome
+from eventbus.status import ACKED, Outcome
 from eventbus.worker.calling import Deadlines
 from eventbus.worker.runner import Runner
 from eventbus.worker.settling import BACKOFF, Item, Settler
@@ -101,7 +101,7 @@ class Worker:
         self._failure: BaseException | None = None
         self._in_place: list[float] = []
         self._observe = observe
-        self._acked: Counter[tuple[str, int | None]] = Counter()
+        self._acked: Counter[tuple[str, int | None]] | None = Counter() if telemetry.measuring() else None
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._alarm = asyncio.Event()
@@ -198,6 +198,8 @@ class Worker:
         failures = 0
         while not self._stopping.is_set():
             room = self._prefetch - self._held if self._held_bytes < MAX_HELD_BYTES else 0
+            # Half at a time: while that half is handled and settled, the broker gets the other half ready.
+            room = min(room, max(1, self._prefetch // 2))
             if room <= 0 or (room < self._prefetch // 8 and self._ready()):
                 await self._wait_for_room()
                 continue
@@ -383,6 +385,9 @@ class Worker:
 
     def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
         """Decide what an outcome means, and see that it is carried out."""
+        if outcome is ACKED and self._observe is None:  # by far the most, and every policy says the same of it
+            self._finish(delivery, outcome, ACK)
+            return None
         now = self._clock.now()
         try:
             settlement = decide(outcome, delivery, route.policy, now=now)
@@ -452,7 +457,8 @@ class Worker:
 
     def _finish(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
         if settlement is ACK:
-            self._acked[delivery.event.type, outcome.status] += 1
+            if self._acked is not None:  # counted here, added up per batch: an instrument call each would cost more
+                self._acked[delivery.event.type, outcome.status] += 1
         else:
             self._count(delivery, outcome, settlement)
             if isinstance(settlement, Retry):
@@ -463,15 +469,18 @@ class Worker:
         """The broker has carried them out, or told us that they are no longer ours."""
         self._forget([delivery for (delivery, _), _ in results])
         for (delivery, settlement), answer in results:
+            if settlement is ACK and answer == "done":
+                continue
             if answer == "lost":
                 telemetry.lost.add(1, {"service": self.service.name, "type": delivery.event.type})
                 telemetry.log(logging.WARNING, "delivery_lost", telemetry.about(delivery))
             elif isinstance(settlement, Park):
                 self._report_parked(delivery, settlement)
-        for (type, status), number in self._acked.items():
-            labels = {"service": self.service.name, "type": type, "verdict": "ack", "status": str(status or "")}
-            telemetry.handled.add(number, labels)
-        self._acked.clear()
+        if self._acked:
+            for (type, status), number in self._acked.items():
+                labels = {"service": self.service.name, "type": type, "verdict": "ack", "status": str(status or "")}
+                telemetry.handled.add(number, labels)
+            self._acked.clear()
 
     def _forget(self, deliveries: Sequence[Delivery]) -> None:
         self._held -= len(deliveries)

@@ -23,7 +23,7 @@ from eventbus.service import Route
 from eventbus.settlement import Delivery, Retry
 from eventbus.status import ACKED, Outcome, outcome_of
 from eventbus.worker.batches import call_batch
-from eventbus.worker.calling import Aborted, Deadlines, failure, in_own_context
+from eventbus.worker.calling import Aborted, Deadlines, Paused, Returned, begin, failure, rest_of
 from eventbus.worker.solitude import Solitude
 
 _LONG_RUN: Final = 0.01  # handlers that never await still let the loop breathe this often
@@ -80,17 +80,24 @@ class Runner:
         self._alone_hung: asyncio.Event | None = None
         self._closing = False
         self._labels = {"route": route.name}
+        # Whether handlers run up to their first wait right where they were taken from the lane. Most of them end
+        # there: those cost no coroutine, no deadline and no wake-up of another member of the pool.
+        self._eager = route.batch is None and route.signature.is_async and not (self._measuring or self._tracing)
 
     # --- the pool --------------------------------------------------------------------------------------------
 
     def kick(self) -> None:
-        """Let as many coroutines of the pool run as there is work for."""
+        """There is work: wake the pool. An eager pool sends one ahead, who calls the others when it has to wait."""
+        self._wake(1 if self._eager else self.lane.limit)
+
+    def _wake(self, most: int) -> None:
         if self._solitude.shut or self._closing:
             return
         lane, window = self.lane, self.route.batch
         wanted = min(
             len(lane.ready) if window is None else lane.batches(window.size, window.timeout, self._now()),
             lane.limit - lane.running,
+            most,
         )
         while wanted > 0 and self._idle:
             idle = self._idle.pop()
@@ -146,12 +153,17 @@ class Runner:
                 await idle
                 breath = loop.time()
                 continue
-            solitude.enter()
             try:
-                if isinstance(taken, Delivery):
-                    await self._handle(taken)
-                else:
+                if not isinstance(taken, Delivery):
+                    solitude.enter()
                     await self._handle_batch(taken)
+                    continue
+                begun = self._begin(taken) if self._eager and taken.event.expires_at is None else None
+                if begun is ACKED:
+                    self._conclude(taken, ACKED)
+                else:
+                    solitude.enter()
+                    await self._handle(taken, begun)
             finally:
                 self._ended(1 if isinstance(taken, Delivery) else len(taken))
             if loop.time() - breath > _LONG_RUN:
@@ -161,7 +173,8 @@ class Runner:
     def _ended(self, items: int) -> None:
         self.lane.running -= 1
         self.lane.in_hand -= items
-        self._tell_finished()
+        if self._on_finish is not None:
+            self._tell_finished()
         if self.route.batch is not None:
             self._office.lane_opened()
 
@@ -198,12 +211,15 @@ class Runner:
         finally:
             self._ended(1)
 
-    async def _handle(self, delivery: Delivery, *, in_place: bool = True) -> None:
+    async def _handle(
+        self, delivery: Delivery, begun: Outcome | Paused | None = None, *, in_place: bool = True
+    ) -> None:
         """Call the handler, again and again if its policy retries in place; then pass on what came of it."""
         left = False  # whether the door of solitude was closed behind us already
         try:
-            while not self._office.expired(delivery):
-                outcome = await self._outcome(delivery)
+            while begun is not None or not self._office.expired(delivery):
+                outcome = await self._outcome(delivery, begun)
+                begun = None
                 if outcome is None:  # a thread that hung: answered for already, and no longer counted
                     left = True
                     return
@@ -234,34 +250,51 @@ class Runner:
     def _conclude(self, delivery: Delivery, outcome: Outcome, *, in_place: bool = False) -> Retry | None:
         return self._office.conclude(delivery, outcome, self.route, in_place=in_place)
 
-    async def _outcome(self, delivery: Delivery) -> Outcome | None:
+    def _begin(self, delivery: Delivery) -> Outcome | Paused:
+        """Run a coroutine handler up to its first wait."""
         arguments = self._decode(delivery)
         if isinstance(arguments, Outcome):
             return arguments
-        if not (self._measuring or self._tracing):
-            return await self._call(arguments, [delivery])
-        return await self._observed(arguments, delivery)
+        try:
+            begun = self._start(arguments)
+        except asyncio.CancelledError:
+            self._hand_back([delivery])
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+            return failure(error)
+        return begun if isinstance(begun, Paused) else self._said(begun.value)
 
-    async def _observed(self, arguments: Sequence[object], delivery: Delivery) -> Outcome | None:
+    async def _outcome(self, delivery: Delivery, begun: Outcome | Paused | None) -> Outcome | None:
+        if isinstance(begun, Outcome):
+            return begun
+        if not (self._measuring or self._tracing):
+            return await self._call(delivery, begun)
         started = time.perf_counter()
         if self._tracing:
             with telemetry.consumer_span(delivery) as span:
-                outcome = await self._call(arguments, [delivery])
+                outcome = await self._call(delivery)
                 if outcome is not None and outcome.error is not None:
                     telemetry.failed(span, repr(outcome.error))
         else:
-            outcome = await self._call(arguments, [delivery])
+            outcome = await self._call(delivery)
         telemetry.handler_seconds.record(time.perf_counter() - started, {"service": delivery.service} | self._labels)
         return outcome
 
-    async def _call(self, arguments: Sequence[object], deliveries: Sequence[Delivery]) -> Outcome | None:
+    async def _call(self, delivery: Delivery, begun: Paused | None = None) -> Outcome | None:
         """The handler's outcome, whatever it does; None if it hangs in a thread and was answered for."""
         try:
-            result = await self._result(arguments, deliveries)
+            if begun is not None:
+                return self._said(await self._rest(begun))
+            arguments = self._decode(delivery)
+            if isinstance(arguments, Outcome):
+                return arguments
+            return self._said(await self._result(arguments, [delivery]))
         except _Hung:
             return None
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
             return failure(error)
+
+    def _said(self, result: object) -> Outcome:
         if result is None:
             return ACKED
         try:
@@ -280,21 +313,40 @@ class Runner:
         route = self.route
         if not route.signature.is_async:
             return await self._in_thread(functools.partial(route.call, *arguments), deliveries, on_hung)
-        call = self._deadlines.start(route.timeout)
+        begun = self._start(arguments)
+        return await self._rest(begun) if isinstance(begun, Paused) else begun.value
+
+    def _start(self, arguments: Sequence[object]) -> Returned | Paused:
         try:
-            return await in_own_context(route.call(*arguments))  # type: ignore[arg-type]
+            return begin(self.route.call(*arguments))  # type: ignore[arg-type]
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            raise Aborted(error) from error
+
+    async def _rest(self, paused: Paused) -> object:
+        """Await the rest of a handler within its deadline, which counts from here: until now nobody else ran either."""
+        if self._eager:
+            self._wake(self.lane.limit)
+        timeout = self.route.timeout
+        call = self._deadlines.start(timeout)
+        try:
+            return await rest_of(paused)
         except asyncio.CancelledError as error:
             if call.timed_out and call.task.cancelling() <= 1:
-                raise TimeoutError(f"no answer within {route.timeout:g} s") from None
+                raise TimeoutError(f"no answer within {timeout:g} s") from None
             if call.task.cancelling():
                 raise
             raise Aborted(error) from error
         except (Exception, KeyboardInterrupt, GeneratorExit):
-            raise  # this GeneratorExit is our own end; a handler's was Aborted by in_own_context
+            raise  # this GeneratorExit is our own end; a handler's was Aborted by rest_of
         except BaseException as error:
             raise Aborted(error) from error
         finally:
-            self._deadlines.stop(call, route.timeout)
+            self._deadlines.stop(call, timeout)
             if call.timed_out:
                 call.task.uncancel()
 

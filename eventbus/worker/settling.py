@@ -44,10 +44,12 @@ class Settler:
 
     def add(self, delivery: Delivery, settlement: Settlement) -> None:
         """Settle this, soon."""
+        if not self._open:
+            self.empty.clear()
         self._open += 1
-        self.empty.clear()
+        if not self._pending:
+            self._wake.set()
         self._pending.append((delivery, settlement))
-        self._wake.set()
 
     async def run(self) -> None:
         """Settle for ever."""
@@ -67,17 +69,13 @@ class Settler:
         except Exception as error:  # noqa: BLE001 - an adapter's bug must not take the settler down with it
             telemetry.log(logging.ERROR, "settle_failed", {"error": repr(error)}, exc_info=error)
             answers = ["failed"] * len(items)
-        finished: list[tuple[Item, Settled]] = []
-        failed: list[Item] = []
-        for item, answer in zip(items, answers, strict=True):
-            if answer == "failed":
-                failed.append(item)
-            else:
-                finished.append((item, answer))
-                if self._tries:
-                    self._tries.pop(item[0], None)
-        if failed:
-            self._keep(failed)
+        finished = list(zip(items, answers, strict=True))
+        if "failed" in answers:
+            self._keep([item for item, answer in finished if answer == "failed"])
+            finished = [pair for pair in finished if pair[1] != "failed"]
+        if self._tries:
+            for (delivery, _), _ in finished:
+                self._tries.pop(delivery, None)
         if finished:
             self._settled(finished)
             self._open -= len(finished)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -48,6 +49,36 @@ async def test_an_older_file_is_brought_forward_with_its_messages(
         assert sql(tmp_path, "SELECT a, (SELECT paused FROM subscriptions) FROM extra") == [(42, 0)]
     async with opened(tmp_path, SUB):
         assert sql(tmp_path, "SELECT count(*) FROM extra") == [(1,)]
+
+
+async def test_letters_of_a_file_without_an_index_are_counted_by_its_migration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of version 1 with dead letters has, once opened, the index a new file would have."""
+    first = sqlite3.connect(tmp_path / "bus.db", isolation_level=None)
+    with closing(first), monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        schema.migrate(first, "bus.db", 1.0)
+        for subscription in (1, 1, 2):
+            story = json.dumps(
+                {"x-park-reason": "permanent", "x-final-error": "no order 7", "x-final-status-code": 404}
+            )
+            first.execute(
+                "INSERT INTO dlq (subscription, event_id, parked_at, due, headers, stored_at, id, type, source, "
+                "time, body, tenant) VALUES (?, 'a', 0, 0, ?, 0, 'a', 'order.created', '', '2026-03-01', x'', 'acme')",
+                (subscription, story),
+            )
+        first.execute("INSERT INTO logs VALUES (1, 'wms', 1)")
+        first.execute("INSERT INTO subscriptions VALUES (1, 'wms', 'wms-stock', 1, 1, 0)")
+    async with opened(tmp_path) as adapter:
+        box = adapter.parking("wms-stock", "wms")
+        assert await box.depth() == 2
+        assert await box.tally("reason") == {"permanent": 2}
+        assert await box.tally("tenant") == {"acme": 2}
+        assert await box.tally("status") == {"404": 2}
+        assert list((await box.tally("fingerprint")).values()) == [2]
+        await box.purge(["1"])
+        assert (await box.tally("type"), await box.depth()) == ({"order.created": 1}, 1)
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(

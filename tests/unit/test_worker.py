@@ -252,6 +252,43 @@ async def test_a_stuck_thread_is_counted_keeps_its_slot_and_its_event_is_retried
         hold.set()
 
 
+async def test_handlers_that_wait_run_side_by_side(adapter: TroubledAdapter) -> None:
+    """Those that end at once run one after the other on one coroutine; the first that waits calls the whole pool."""
+    stock, everybody, quick = service(concurrency=8), asyncio.Barrier(8), 0
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        nonlocal quick
+        if event.type == "slow":
+            await everybody.wait()
+        else:
+            quick += 1
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(stock)
+        kinds = ["quick", "slow", "quick", "slow", "slow"] + ["slow"] * 5 + ["quick"] * 10
+        await bus.publish_many([Event(kind) for kind in kinds])
+        async with bus.serving(stock):
+            await eventually(lambda: quick == 12 and bus.busy == 0, "all were handled, eight of them together")
+    assert not everybody.broken
+
+
+async def test_a_handler_that_never_waits_has_a_context_of_its_own_too(adapter: TroubledAdapter) -> None:
+    """A context variable set by a call that ends at once is not seen by the next."""
+    mark: contextvars.ContextVar[int] = contextvars.ContextVar("mark", default=0)
+    stock, seen = service(concurrency=1), []
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(mark.get())
+        mark.set(1)
+
+    async with bus_on(adapter) as bus, bus.serving(stock):
+        await bus.publish_many([Event("a"), Event("a"), Event("a")])
+        await eventually(lambda: len(seen) == 3, "all were handled")
+    assert seen == [0, 0, 0]
+
+
 async def test_each_handler_has_a_context_of_its_own(adapter: TroubledAdapter) -> None:
     """A context variable set by one call is not seen by the next on the same coroutine of the pool."""
     mark: contextvars.ContextVar[int] = contextvars.ContextVar("mark", default=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from eventbus import headers
 from eventbus.adapter import Subscription
-from eventbus.embedded.sqlite import letters, names, rows
+from eventbus.embedded.sqlite import letters, names, rows, tallies
 from eventbus.embedded.sqlite.leased import LeasedConsumer, Receipt, receipt_of
 from eventbus.embedded.sqlite.leases import Claimed, Table
 from eventbus.embedded.sqlite.work import Claim, Settle
@@ -102,6 +102,7 @@ def _parcel(number: int, delivery: Delivery, settlement: Park, story: dict[str, 
         settlement.reason,
         status if isinstance(status, int) else None,
         code if isinstance(code, str) else None,
+        tallies.column(delivery.event, story),
     )
 
 

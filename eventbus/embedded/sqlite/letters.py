@@ -12,7 +12,7 @@ from typing import Final
 
 from eventbus import telemetry
 from eventbus.embedded.sqlite.leases import Claimed, Held, remove, take
-from eventbus.embedded.sqlite.schema import EVENT_COLUMNS
+from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
 
 EXPIRE_AT_ONCE: Final = 500
@@ -48,15 +48,17 @@ class Parcel:
     reason: str
     status: int | None
     code: str | None
+    facets: str
 
 
 def park(tx: Transaction, subscription: int, parcels: Sequence[Parcel]) -> None:
     """Copy events, byte by byte, into the dead letters."""
-    values = [(p.number, p.event_id, p.reason, p.status, p.code, p.headers) for p in parcels]
+    values = [(p.number, p.event_id, p.reason, p.status, p.code, p.headers, p.facets) for p in parcels]
     tx.execute(
-        f"INSERT INTO dlq (subscription, parked_at, due, event_id, reason, status, code, headers, stored_at, "
+        f"INSERT INTO dlq (subscription, parked_at, due, event_id, reason, status, code, headers, facets, stored_at, "
         f"{EVENT_COLUMNS}) SELECT ?1, ?2, ?2, "
-        f"j.value ->> 1, j.value ->> 2, j.value ->> 3, j.value ->> 4, j.value ->> 5, events.stored_at, {_OF_EVENT} "
+        f"j.value ->> 1, j.value ->> 2, j.value ->> 3, j.value ->> 4, j.value ->> 5, j.value ->> 6, "
+        f"events.stored_at, {_OF_EVENT} "
         f"FROM json_each(?3) j CROSS JOIN events ON events.seq = j.value ->> 0",
         (subscription, tx.now, json.dumps(values)),
     )

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from eventbus import telemetry, wire
 from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
-from eventbus.embedded.sqlite import rows, subscriptions
+from eventbus.embedded.sqlite import rows, subscriptions, tallies
 from eventbus.embedded.sqlite.leases import CLAIM_BYTES, take
 from eventbus.embedded.sqlite.redriving import Purge, RedriveLetters
-from eventbus.embedded.sqlite.schema import EVENT_COLUMNS
+from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation
 from eventbus.errors import BrokerError
+from eventbus.facets import Facet
 
 if TYPE_CHECKING:
     from eventbus.embedded.sqlite.adapter import SqliteAdapter
@@ -67,14 +68,18 @@ class SqliteParking(Parking):
         return [_parked(row) for row in await self._adapter.reader.query(look)]
 
     async def depth(self) -> int:
-        """Counted in the index."""
+        """From the tally."""
 
         def look(connection: sqlite3.Connection) -> int:
-            found = connection.execute("SELECT count(*) FROM dlq WHERE subscription = ?", (self._find(connection),))
+            found = connection.execute(tallies.TOTAL.format(subscription="?"), (self._find(connection),))
             number: int = found.fetchone()[0]
             return number
 
         return await self._adapter.reader.query(look)
+
+    async def tally(self, by: Facet) -> dict[str, int]:
+        """Kept with every letter that comes and goes."""
+        return await self._adapter.reader.query(lambda connection: tallies.read(connection, self._find(connection), by))
 
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
         """Back to this service's queue."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
-from eventbus.embedded.sqlite.rows import Row
-from eventbus.embedded.sqlite.schema import EVENT_COLUMNS
+from eventbus.embedded.sqlite.rows import EVENT_COLUMNS, Row
 from eventbus.embedded.sqlite.writer import Operation, Transaction
 
 _COLUMNS: Final = 2 + EVENT_COLUMNS.count(",") + 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from eventbus.adapter import Redrive
 from eventbus.embedded.sqlite import rows
 from eventbus.embedded.sqlite.leases import put_back
-from eventbus.embedded.sqlite.schema import EVENT_COLUMNS
+from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
 from eventbus.headers import merge
 

@@ -16,6 +16,11 @@ from eventbus.event import NO_HEADERS, Event
 
 Row: TypeAlias = tuple[Any, ...]
 
+EVENT_COLUMNS: Final = (
+    "id, type, source, time, body, content_type, key, tenant, correlation_id, process_after, expires_at, extra"
+)
+"""In the order of Event.from_wire; `extra` is a JSON text with headers and extensions, NULL without any."""
+
 _dumps: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _loads: Final = json.JSONDecoder().decode
 _from_iso: Final = datetime.fromisoformat

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from eventbus.embedded.sqlite import failures
+from eventbus.embedded.sqlite import failures, tallies
 from eventbus.errors import BrokerError, ConfigError
 
 T = TypeVar("T")
@@ -22,17 +22,14 @@ LOG_BITS: Final = 40
 RETRY_PAUSE: Final = 0.0005
 """SQLite's own busy handler sleeps ever longer and starves one of two processes; a short fixed pause is fair."""
 
-EVENT_COLUMNS: Final = (
-    "id, type, source, time, body, content_type, key, tenant, correlation_id, process_after, expires_at, extra"
-)
-"""In the order of Event.from_wire; `extra` is a JSON text with headers and extensions, NULL without any."""
-
 _EVENT: Final = """
     id TEXT NOT NULL, type TEXT NOT NULL, source TEXT NOT NULL, time TEXT NOT NULL, body BLOB NOT NULL,
     content_type TEXT, key TEXT, tenant TEXT, correlation_id TEXT, process_after TEXT, expires_at TEXT, extra TEXT
 """
 
-MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+Step: TypeAlias = "str | Callable[[sqlite3.Connection], None]"
+
+MIGRATIONS: Final[tuple[tuple[Step, ...], ...]] = (
     (
         # head: the number of the newest event; it only grows, so head - cursor is an exact depth.
         "CREATE TABLE logs (no INTEGER PRIMARY KEY, prefix TEXT NOT NULL UNIQUE, head INTEGER NOT NULL)",
@@ -53,6 +50,24 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX dlq_order ON dlq (subscription)",
         "CREATE INDEX dlq_due ON dlq (subscription, due)",
         "CREATE INDEX dlq_event ON dlq (event_id, subscription)",
+    ),
+    (
+        # facets: a JSON object with the letter's value of every facet. The triggers keep the tally, whoever parks,
+        # re-drives, purges or expires, in the same transaction.
+        "ALTER TABLE dlq ADD COLUMN facets TEXT NOT NULL DEFAULT '{}'",
+        "CREATE TABLE tally (subscription INTEGER NOT NULL, facet TEXT NOT NULL, value TEXT NOT NULL, "
+        "letters INTEGER NOT NULL, PRIMARY KEY (subscription, facet, value)) WITHOUT ROWID",
+        tallies.fill,
+        "INSERT INTO tally SELECT subscription, j.key, j.value, count(*) FROM dlq, json_each(dlq.facets) j "
+        "GROUP BY 1, 2, 3",
+        "CREATE TRIGGER dlq_counted AFTER INSERT ON dlq BEGIN INSERT INTO tally "
+        "SELECT new.subscription, key, value, 1 FROM json_each(new.facets) WHERE true "
+        "ON CONFLICT DO UPDATE SET letters = letters + 1; END",
+        "CREATE TRIGGER dlq_discounted AFTER DELETE ON dlq BEGIN INSERT INTO tally "
+        "SELECT old.subscription, key, value, -1 FROM json_each(old.facets) WHERE true "
+        "ON CONFLICT DO UPDATE SET letters = letters - 1; "
+        "DELETE FROM tally WHERE subscription = old.subscription AND letters = 0 "
+        "AND (facet, value) IN (SELECT key, value FROM json_each(old.facets)); END",
     ),
     (
         # What stands behind the cursor and waits for its tenant's turn, or for its key to be free. Only services with
@@ -104,7 +119,10 @@ def migrate(connection: sqlite3.Connection, path: str, lock_timeout: float) -> N
             step = version(connection)
             if step < len(MIGRATIONS):
                 for statement in MIGRATIONS[step]:
-                    connection.execute(statement)
+                    if callable(statement):
+                        statement(connection)
+                    else:
+                        connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {step + 1}")
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
             connection.execute("COMMIT")

@@ -6,17 +6,18 @@ import sqlite3
 from typing import Final
 
 from eventbus.adapter import Stats
+from eventbus.embedded.sqlite import tallies
 from eventbus.embedded.sqlite.schema import LOG_BITS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
 from eventbus.errors import BrokerError, UnknownService
 
-_COUNTS: Final = """
+_COUNTS: Final = f"""
 WITH s AS (SELECT id, log, cursor FROM subscriptions WHERE prefix = :prefix AND service = :service)
 SELECT l.head - s.cursor,
     (SELECT count(*) FROM inflight WHERE subscription = s.id AND due <= :now),
     waiting.leased,
     waiting.total - waiting.leased,
-    (SELECT count(*) FROM dlq WHERE subscription = s.id),
+    ({tallies.TOTAL.format(subscription="s.id")}),
     (SELECT parked_at FROM dlq WHERE subscription = s.id ORDER BY no LIMIT 1)
 FROM s CROSS JOIN logs l ON l.no = s.log CROSS JOIN (
     SELECT count(*) AS total, count(token) AS leased FROM inflight

@@ -12,7 +12,7 @@ from typing import Final
 
 from eventbus.embedded.sqlite import letters
 from eventbus.embedded.sqlite.leases import Claimed, Held, put_back, remove, take
-from eventbus.embedded.sqlite.schema import EVENT_COLUMNS
+from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
 
 _OF_EVENT: Final = ", ".join(f"e.{name}" for name in EVENT_COLUMNS.split(", "))
