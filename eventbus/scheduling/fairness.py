@@ -101,6 +101,11 @@ class Turns(Generic[Item]):
         """The tenant whose item is next; None while nobody stands in the row."""
         return self._row[0].name if self._row else None
 
+    def count(self, name: str) -> int:
+        """How many items this tenant has here."""
+        tenant = self._tenants.get(name)
+        return len(tenant.items) if tenant is not None else 0
+
     def pop(self, now: float) -> Item:
         """The next item, of the tenant whose turn it is. Only if there is a first."""
         tenant = self._row[0]

@@ -24,8 +24,8 @@ class Window:
         self._parts: deque[list[float]] = deque()  # [first, last, number]
         self._used = 0
 
-    def free(self, now: float) -> int:
-        """How many may pass now."""
+    def free(self, now: float, wanted: int = 1) -> int:
+        """How many may pass now, whatever is wanted."""
         parts = self._parts
         while parts and parts[0][1] + self.period <= now:
             self._used -= int(parts.popleft()[2])
