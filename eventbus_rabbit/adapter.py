@@ -26,6 +26,7 @@ from eventbus_rabbit import options as reading
 from eventbus_rabbit._errors import NotFound
 from eventbus_rabbit.consumer import RabbitConsumer
 from eventbus_rabbit.depths import Depths
+from eventbus_rabbit.holding import Holding
 from eventbus_rabbit.letters import RabbitDeadLetterConsumer
 from eventbus_rabbit.link import Link
 from eventbus_rabbit.messages import outgoing
@@ -73,6 +74,8 @@ class RabbitAdapter(Adapter):
         self._publishing = Link(self._options, "publishing", connection)
         self._consuming = Link(self._options, "consuming", consuming or connection)
         self._publisher = Publisher(self._publishing, timeout)
+        # A channel of their own: a copy that finds no exchange closes it, and events beside it would be unknown.
+        self._copies = Publisher(self._publishing, timeout)
         quorum = self._options.queue_type == "quorum"
         self._provisioner = Provisioner(self._consuming, self._options.settling if quorum else 0.0)
         self._depths = Depths(self._consuming, self._consumers_of)
@@ -103,6 +106,7 @@ class RabbitAdapter(Adapter):
     async def aclose(self) -> None:
         """Disconnect."""
         await self._publisher.aclose()
+        await self._copies.aclose()
         await self._publishing.aclose()
         await self._consuming.aclose()
 
@@ -231,17 +235,21 @@ class RabbitAdapter(Adapter):
             if roads.may_create:
                 await self.provision([subscription], "create")
 
+        options = self._options
+        holding = Holding(self._consuming, self._copies, names, options.queue_type, self._provisioner.settling)
         consumer = RabbitConsumer(
             self._consuming,
-            self._publisher,
+            self._copies,
             names,
             roads,
             subscription,
             prefetch=min(self._options.prefetch or subscription.prefetch, 65_535),
+            holding=holding,
             reject_to_retry=self._options.retry == "dead-letter",
             repair=repair,
             closed=self._closed,
         )
+        holding.lost = consumer.tell_lost
         self._consumers.append(consumer)
         return consumer
 
@@ -257,10 +265,10 @@ class RabbitAdapter(Adapter):
     def parking(self, service: str, prefix: str) -> RabbitParking:
         """The service's dead letters."""
         names = self._names(service, prefix)
-        scanner = Scanner(self._consuming, self._publisher, names.dead_letter_queue)
+        scanner = Scanner(self._consuming, self._copies, names.dead_letter_queue)
         rotates = self._options.queue_type == "quorum"
         roads = self._roads_of(names)
-        return RabbitParking(scanner, self._publisher, names, roads, BodyMapping(), rotates=rotates)
+        return RabbitParking(scanner, self._copies, names, roads, BodyMapping(), rotates=rotates)
 
     async def stats(self, service: str, prefix: str) -> Stats:
         """Depths; what consumers in other processes hold is not counted."""

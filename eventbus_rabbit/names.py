@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
 from eventbus.errors import ConfigError
+from eventbus.event import new_id
 
 MAX_NAME: Final = 255
 TIERS: Final = (
@@ -173,6 +174,10 @@ class Names:
         """The routing key of one tier on the retry exchange."""
         return self._format(self.layout.tier_key, ms)
 
+    def holding_queue(self, mark: str) -> str:
+        """The queue of one consumer for what it holds with a note."""
+        return f"{self.retry_queue}.held.{mark}"
+
     def tiers(self) -> list[int]:
         """Every delay that may have a queue, shortest first."""
         return sorted({*TIERS, self.base})
@@ -215,7 +220,8 @@ def names_of(chosen: Layout, service: str, prefix: str) -> Names:
         fill(chosen.back_exchange),
         fill(chosen.back_key),
     )
-    longest = max((found.tier_queue(max(TIERS)), found.retry_exchange, found.dead_letter_queue), key=len)
+    candidates = (found.tier_queue(max(TIERS)), found.holding_queue(new_id()), found.retry_exchange)
+    longest = max((*candidates, found.dead_letter_queue), key=len)
     if len(longest.encode()) > MAX_NAME:
         raise ConfigError(f"{longest}: RabbitMQ takes names of at most {MAX_NAME} bytes; shorten service or prefix")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from eventbus.adapter import Resource, Subscription, Topology
 from eventbus.errors import ConfigError
@@ -12,6 +12,10 @@ from eventbus_rabbit.names import Names, tier_for
 
 QueueType: TypeAlias = Literal["classic", "quorum"]
 Arguments: TypeAlias = Mapping[str, str | int]
+
+HOLDING_TTL: Final = 1_000
+HOLDING_EXPIRES: Final = 3_600_000
+"""An hour without a consumer: everything in it has gone back long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,12 @@ def retry_queue(names: Names, ms: int, queue_type: QueueType, *, base: bool = Fa
     if base:
         return Queue(names.retry_queue, arguments, ((names.retry_exchange, names.retry_key),), "retry")
     return Queue(names.tier_queue(ms), arguments, ((names.retry_exchange, names.tier_key(ms)),), "tier")
+
+
+def holding_queue(names: Names, mark: str, queue_type: QueueType) -> Queue:
+    """The queue of one consumer for what it holds with a note: taken the moment it arrives, back if the taker dies."""
+    way_back = retry_queue(names, HOLDING_TTL, queue_type).arguments
+    return Queue(names.holding_queue(mark), {**way_back, "x-expires": HOLDING_EXPIRES}, (), "tier")
 
 
 def _common(queue_type: QueueType, version: tuple[int, ...]) -> dict[str, str | int]:
