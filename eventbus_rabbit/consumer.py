@@ -171,6 +171,7 @@ class RabbitConsumer(Consumer):
         acked: list[int] = []
         rejected: list[int] = []
         copies: list[tuple[int, Outgoing, int]] = []
+        missing = False
         for position, (delivery, settlement) in enumerate(items):
             receipt = delivery.receipt
             if not isinstance(receipt, Receipt) or not receipt.ours:
@@ -180,8 +181,16 @@ class RabbitConsumer(Consumer):
             elif self._rejects(settlement, receipt):
                 rejected.append(position)
             else:
-                copies.append((position, *await self._copy(delivery, receipt, settlement)))
+                # One whose road cannot be made now waits by itself: those beside it are settled all the same.
+                try:
+                    copies.append((position, *await self._copy(delivery, receipt, settlement)))
+                except EventBusError as error:
+                    log.warning("no_road %s: %s", self.queue, error)
+                    missing = missing or isinstance(error, NotFound)
+                    answers[position] = "failed"
         await self._finish(items, answers, acked, rejected)
+        if missing:
+            await self._mend()
         if copies:
             stored = await self._publish(copies, answers)
             failpoint("rabbit.settle.between-copy-and-ack")
