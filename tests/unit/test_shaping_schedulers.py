@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter, defaultdict, deque
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -222,7 +222,12 @@ class Keys(RuleBasedStateMachine):
 
 
 for machine in (FairTurns, Rates, Keys):
-    machine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+    machine.TestCase.settings = settings(
+        max_examples=120,
+        stateful_step_count=60,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],  # of the machine, not of the code
+    )
 TestFairTurns = FairTurns.TestCase
 TestRates = Rates.TestCase
 TestKeys = Keys.TestCase

@@ -78,7 +78,7 @@ class ShapingContract(Contract):
             going.set()
             await eventually(lambda: len(order) == 25, "all were handled")
         runs = [(tenant, len(list(run))) for tenant, run in itertools.groupby(order[1:19])]
-        assert sorted(runs) == [("gold", 6), ("gold", 6), ("tin", 3), ("tin", 3)]  # type: ignore[type-var]
+        assert sorted(runs) == [("gold", 6), ("gold", 6), ("tin", 3), ("tin", 3)]
 
     # --- rates -----------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class ShapingContract(Contract):
     # --- order of keys ---------------------------------------------------------------------------------------
 
     async def test_the_order_of_keys_is_kept_or_refused(self, broker: BrokerUnderTest) -> None:
-        """Events of a key are handled one after the other, in order, also through retries; or it is an error at start."""
+        """Events of a key are handled one by one, in order, also through retries; or asking for it is an error."""
         service = broker.service(ordering="key", retry=RetryPolicy(max_retries=3, delay=0.05), concurrency=16)
         done: dict[str | None, list[object]] = defaultdict(list)
         running_now: Counter[str | None] = Counter()
@@ -403,9 +403,9 @@ class ShapingContract(Contract):
         async with broker.bus() as bus:
             await bus.provision(replica())
             await bus.publish("later", process_after=timedelta(days=3), ttl=timedelta(days=4))
+            service = replica()
             for number in range(2):
-                service = replica()
-                async with running(bus, service):
+                async with running(bus, replica()):
                     await bus.publish(f"soon-{number}", process_after=timedelta(seconds=0.3))
                     await eventually(lambda n=number: f"soon-{n}" in calls, "the near one came")  # type: ignore[misc]
                     await eventually(lambda: _delayed(bus, service), "the far one waits at the broker")
