@@ -32,6 +32,7 @@ from eventbus_rabbit.link import Link
 from eventbus_rabbit.messages import outgoing
 from eventbus_rabbit.names import Names, exchange_of, names_of, publish_key
 from eventbus_rabbit.options import Options
+from eventbus_rabbit.ordered import OrderedRabbitConsumer, SideNotes
 from eventbus_rabbit.parking import RabbitParking
 from eventbus_rabbit.provisioning import Provisioner
 from eventbus_rabbit.publisher import Outgoing, Publisher
@@ -55,6 +56,7 @@ class RabbitAdapter(Adapter):
         multi_process=True,
         delay_precision="tiers; the worker waits for the exact time",
         exact_depth=False,
+        key_order=True,
         max_event_bytes=16 * 1024 * 1024,
     )
 
@@ -166,7 +168,7 @@ class RabbitAdapter(Adapter):
             raise
         async with self._consuming.throwaway() as wire:
             every = (names.tier_queue(ms) for ms in names.tiers())
-            for queue in (names.queue, names.retry_queue, *every, names.dead_letter_queue):
+            for queue in (names.queue, names.retry_queue, *every, names.dead_letter_queue, names.notes_queue):
                 await wire.delete_queue(queue)  # deleting what is not there is no error
             for exchange in exchanges(names):
                 if exchange.name != names.exchange:
@@ -237,7 +239,8 @@ class RabbitAdapter(Adapter):
 
         options = self._options
         holding = Holding(self._consuming, self._copies, names, options.queue_type, self._provisioner.settling)
-        consumer = RabbitConsumer(
+        kind = OrderedRabbitConsumer if subscription.ordered else RabbitConsumer
+        consumer = kind(
             self._consuming,
             self._copies,
             names,
@@ -250,6 +253,8 @@ class RabbitAdapter(Adapter):
             closed=self._closed,
         )
         holding.lost = consumer.tell_lost
+        if isinstance(consumer, OrderedRabbitConsumer):
+            consumer.use_notes(lambda: SideNotes(self._consuming, self._copies, names.notes_queue))
         self._consumers.append(consumer)
         return consumer
 

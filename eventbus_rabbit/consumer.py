@@ -287,7 +287,7 @@ class RabbitConsumer(Consumer):
         rejected: list[int],
     ) -> None:
         """Reject and acknowledge. What is no longer ours, because its channel went meanwhile, is lost."""
-        receipts = {position: _receipt(items[position][0]) for position in (*acked, *rejected)}
+        receipts = {position: receipt_of(items[position][0]) for position in (*acked, *rejected)}
         away = [receipts[position] for position in rejected]
         done: set[Receipt] = set()
         for session in {receipt.session for receipt in receipts.values()}:
@@ -366,7 +366,8 @@ class RabbitConsumer(Consumer):
             self._closed_callback(self)
 
 
-def _receipt(delivery: Delivery) -> Receipt:
+def receipt_of(delivery: Delivery) -> Receipt:
+    """The receipt of a delivery of ours."""
     receipt = delivery.receipt
     assert isinstance(receipt, Receipt)
     return receipt

@@ -178,6 +178,11 @@ class Names:
         """The queue of one consumer for what it holds with a note."""
         return f"{self.retry_queue}.held.{mark}"
 
+    @property
+    def notes_queue(self) -> str:
+        """Where the notes of a service stand that keeps the order of keys."""
+        return f"{self.queue}.notes"
+
     def tiers(self) -> list[int]:
         """Every delay that may have a queue, shortest first."""
         return sorted({*TIERS, self.base})

@@ -33,7 +33,7 @@ class Queue:
     name: str
     arguments: Arguments
     bindings: tuple[tuple[str, str], ...] = ()
-    role: Literal["work", "retry", "tier", "dead"] = "work"
+    role: Literal["work", "retry", "tier", "dead", "notes"] = "work"
 
 
 def exchanges(names: Names) -> list[Exchange]:
@@ -50,9 +50,11 @@ def exchanges(names: Names) -> list[Exchange]:
 
 def queues(names: Names, sub: Subscription, queue_type: QueueType, version: tuple[int, ...]) -> list[Queue]:
     """The queues of a service, with the roads that its policies ask for."""
+    only_one: dict[str, str | int] = {"x-single-active-consumer": True} if sub.ordered else {}
     work = Queue(
         names.queue,
         _common(queue_type, version)
+        | only_one
         | {"x-dead-letter-exchange": names.reject_exchange, "x-dead-letter-routing-key": names.reject_key},
         tuple((names.exchange, key) for key in names.bindings(sub.patterns)),
     )
@@ -64,7 +66,8 @@ def queues(names: Names, sub: Subscription, queue_type: QueueType, version: tupl
     )
     base = retry_queue(names, names.base, queue_type, base=True)
     wanted = sorted({tier_for(names.tiers(), delay) for delay in sub.delays} - {names.base})
-    return [work, dead, base, *(retry_queue(names, ms, queue_type) for ms in wanted)]
+    notes = [Queue(names.notes_queue, _common(queue_type, version), (), "notes")] if sub.ordered else []
+    return [work, dead, *notes, base, *(retry_queue(names, ms, queue_type) for ms in wanted)]
 
 
 def retry_queue(names: Names, ms: int, queue_type: QueueType, *, base: bool = False) -> Queue:
@@ -130,7 +133,7 @@ def describe(plans: Iterable[tuple[Names, list[Queue]]]) -> Topology:
 def _next(names: Names, queue: Queue) -> tuple[str, ...]:
     if queue.role == "work":
         return (names.reject_exchange, names.dead_letter_queue)
-    return () if queue.role == "dead" else (names.queue,)
+    return () if queue.role in ("dead", "notes") else (names.queue,)
 
 
 def check_distinct(plans: Sequence[tuple[Names, list[Queue]]]) -> None:

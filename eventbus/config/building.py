@@ -62,6 +62,10 @@ class Builder:
                 max_crashes=table.max_crashes,
                 grace=table.grace,
                 mapping=_mapping(self.table.mapping, table.mapping),
+                fairness=table.fairness.fairness() if table.fairness else False,
+                rate=[rate.rate() for rate in table.rate],
+                idempotency=table.idempotency.idempotency() if table.idempotency else None,
+                ordering=table.ordering,
             )
             for number, route in enumerate(table.routes):
                 at = (*path, "routes", number)
@@ -85,6 +89,7 @@ class Builder:
                 sign=route.sign.values() if route.sign else None,
                 breaker=route.breaker.breaker() if route.breaker else False,
                 auth=self._auth(route.auth, (*path, "auth")),
+                rate=[rate.rate() for rate in route.rate],
             )
             return
         assert route.handler is not None
@@ -107,6 +112,7 @@ class Builder:
                 retry=retry,
                 status=cast("Mapping[int | str, str]", route.status),
                 permanent=permanent,
+                rate=[rate.rate() for rate in route.rate],
             )
         return service.on(
             route.on,
@@ -115,6 +121,7 @@ class Builder:
             timeout=route.timeout,
             status=cast("Mapping[int | str, str]", route.status),
             permanent=permanent,
+            rate=[rate.rate() for rate in route.rate],
         )
 
     def _handler(self, route: RouteTable, path: Path) -> Callback:

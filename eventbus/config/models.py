@@ -28,7 +28,9 @@ from eventbus.forward.breaker import Breaker
 from eventbus.forward.endpoint import check_url
 from eventbus.forward.signing import Signer
 from eventbus.policy import RetryPolicy
+from eventbus.registry import open_store
 from eventbus.service import MAX_IN_PLACE
+from eventbus.shaping import Fairness, Idempotency, Rate
 from eventbus.status import StatusMap
 
 BROKER_TABLES: Final = ("rabbit", "kafka", "redis", "sqlite", "memory")
@@ -273,6 +275,73 @@ class AuthTable(Table):
         return Auth.bearer(token if self.bearer is None else self.bearer.get_secret_value())
 
 
+def _check_store(value: str) -> object:
+    return open_store(value)
+
+
+StoreUrl = Annotated[str, AfterValidator(_told_by(_check_store))]
+Weight = Annotated[float, BeforeValidator(_number(0.001, 1000.001, "must be a number above 0, at most 1000"))]
+
+
+class FairnessTable(Table):
+    """`fairness = true`, or `{ in_a_row = 3, weights = { acme = 2 } }`."""
+
+    in_a_row: Count = 3
+    base: Count = 5
+    step: Count = 1
+    highest: Count = 1
+    weights: dict[str, Weight] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> FairnessTable:
+        if self.highest > self.base:
+            raise wrong(f"must not be above base = {self.base}", "highest")
+        return self
+
+    def fairness(self) -> Fairness:
+        """The rule it stands for."""
+        return Fairness(self.in_a_row, self.base, self.step, self.highest, self.weights)
+
+
+class RateTable(Table):
+    """`rate = { limit = 100, period = "60s", by = "tenant", tenants = { acme = 500 }, scope = "service" }`."""
+
+    limit: Count
+    period: Period = 1.0
+    by: Literal["all", "tenant"] = "all"
+    tenants: dict[str, Count] = Field(default_factory=dict)
+    scope: Literal["worker", "service"] = "worker"
+    store: StoreUrl | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> RateTable:
+        try:
+            self.rate()
+        except ConfigError as error:
+            key, _, text = str(error).removeprefix("rate.").partition(":")
+            raise wrong(text.strip(), key.partition(" ")[0]) from None
+        return self
+
+    def rate(self) -> Rate:
+        """The rate it stands for."""
+        return Rate(self.limit, self.period, by=self.by, tenants=self.tenants, scope=self.scope, store=self.store)
+
+
+class IdempotencyTable(Table):
+    """`idempotency = { store = "redis://host", window = "24h", claim = "1m" }`."""
+
+    store: StoreUrl | None = None
+    window: Period = 86_400.0
+    claim: Period | None = None
+
+    def idempotency(self) -> Idempotency:
+        """The setting it stands for."""
+        return Idempotency(self.store, window=self.window, claim=self.claim)
+
+
+Rates = Annotated[list[RateTable], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
+
+
 class MappingTable(Table):
     """`[mapping]`: where to find attributes in the body of a message that has no CloudEvents attributes."""
 
@@ -302,6 +371,7 @@ class RouteTable(Table):
     auth: AuthTable | None = None
     mode: Literal["binary", "structured", "raw"] = "binary"
     permanent: list[str] | None = None
+    rate: Rates = Field(default_factory=list)
 
     @field_validator("breaker", mode="plain")
     @classmethod
@@ -353,7 +423,21 @@ class ServiceTable(Table):
     max_crashes: Count = 3
     grace: Duration = 25.0
     mapping: MappingTable = MappingTable()
+    fairness: FairnessTable | Literal[False] = False
+    rate: Rates = Field(default_factory=list)
+    idempotency: IdempotencyTable | None = None
+    ordering: Literal["key"] | None = None
     routes: list[RouteTable] = Field(default_factory=list)
+
+    @field_validator("fairness", mode="plain")
+    @classmethod
+    def _read_fairness(cls, value: object) -> FairnessTable | Literal[False]:
+        if isinstance(value, (FairnessTable, dict)):
+            return FairnessTable.model_validate(value)
+        try:
+            return _BOOL.validate_python(value) and FairnessTable()
+        except ValidationError:
+            raise wrong("must be true, false, or a table such as { in_a_row = 3, weights = { acme = 2 } }") from None
 
     @model_validator(mode="after")
     def _fits(self) -> ServiceTable:

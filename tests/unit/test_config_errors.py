@@ -63,6 +63,42 @@ TABLE: dict[str, tuple[str, str]] = {
         "[mapping]\ntenat = 'x'",
         "bus.toml: mapping.tenat: unknown key; did you mean 'tenant'?",
     ),
+    "fairness as a text": (
+        SERVICE + "fairness = 'yes please'",
+        "bus.toml: services.wms-a.fairness = 'yes please': must be true, false, or a table such as { in_a_row = 3, "
+        "weights = { acme = 2 } }",
+    ),
+    "a weight of nothing": (
+        SERVICE + "fairness = { weights = { acme = 0 } }",
+        "bus.toml: services.wms-a.fairness.weights.acme = 0: must be a number above 0, at most 1000",
+    ),
+    "highest above base": (
+        SERVICE + "fairness = { base = 2, highest = 3 }",
+        "bus.toml: services.wms-a.fairness.highest = 3: must not be above base = 2",
+    ),
+    "rate without a limit": (
+        SERVICE + "rate = { period = '60s' }",
+        "bus.toml: services.wms-a.rate[0].limit: is missing",
+    ),
+    "tenants without tenant": (
+        FORWARD + "rate = { limit = 5, tenants = { acme = 9 } }",
+        'bus.toml: services.wms-a.routes[0].rate[0].tenants: needs by = "tenant"; limits of single '
+        "tenants are counted by tenant",
+    ),
+    "a store that keeps nothing": (
+        SERVICE + "idempotency = { store = 'amqp://host' }",
+        "bus.toml: services.wms-a.idempotency.store = 'amqp://host': no store; write redis://host, sqlite:///file or "
+        "memory://",
+    ),
+    "an order of anything else": (
+        SERVICE + "ordering = 'tenant'",
+        "bus.toml: services.wms-a.ordering = 'tenant': must be 'key'",
+    ),
+    "order with long retries": (
+        SERVICE + "ordering = 'key'\nretry = { max_retries = 10, delay = '5m' }\n" + FORWARD,
+        "bus.toml: services.wms-a.routes[0]: retries that keep the order of keys may wait 3000 s in all; at most 900 s "
+        "are allowed, because the message is held all that time",
+    ),
     "version": ("version = 2", "bus.toml: version = 2: must be 1; this eventbus knows no other version of the file"),
     "text for a number": (
         SERVICE + 'concurrency = "many"',
