@@ -281,6 +281,10 @@ class Adapter(ABC):
     def topology(self, subscriptions: Sequence[Subscription]) -> Topology:
         """Everything these subscriptions need on the broker. Pure."""
 
+    def definitions(self, topology: Topology) -> object | None:
+        """The topology as the broker's own tools import it, ready for JSON; None where there is no such thing."""
+        return None
+
     @abstractmethod
     async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
         """Make it (`create`), or only compare (`verify`). Never deletes or changes what is there.

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from eventbus import headers as reserved
@@ -59,6 +60,7 @@ class RabbitConsumer(Consumer):
         self._repair = repair
         self._closed_callback = closed
         self._holding = holding
+        self._rejects_from = names.back_exchange if names.rejects_are_retries else None
         self._woken = False
         self._closed = False
         self._session = self._new_session()
@@ -101,8 +103,10 @@ class RabbitConsumer(Consumer):
 
     def _delivery(self, session: Session, message: Message) -> Delivery:
         event, _, history, problem = incoming(
-            message, self.queue, self._subscription.mapping, back_exchange=self._names.back_exchange
+            message, self.queue, self._subscription.mapping, back_exchange=self._rejects_from
         )
+        if history.crashes and self._holding.survived(message):
+            history = replace(history, crashes=history.crashes - 1)
         stamp = message.properties.timestamp or 0
         delivery = Delivery(
             event,

@@ -166,6 +166,11 @@ class Names:
         """The delay of the base retry queue, in ms."""
         return self.layout.retry_ms
 
+    @property
+    def rejects_are_retries(self) -> bool:
+        """Whether a plain reject goes round the retry loop; in seed 0 it goes to the dead letters."""
+        return self.reject_exchange == self.retry_exchange
+
     def tier_queue(self, ms: int) -> str:
         """The queue of one tier."""
         return self._format(self.layout.tier_queue, ms)
@@ -248,8 +253,10 @@ def tier_for(tiers: list[int], delay: float) -> int:
     """The road for a delay: the longest that is not longer than it, else the shortest there is.
 
     What is left after the road is waited for by the worker, or is one more, shorter road: the due time is in the
-    message. So a message is never early, and never late by more than its own delay (or the shortest road).
+    message. So a message is never early, and never late by more than its own delay (or the shortest road). A road that
+    is longer by a little counts as fitting: the time since the verdict must not send a retry of 5 s by way of 4 s.
     """
     ms = int(delay * 1000 + 0.5)
+    ms += max(min(50, ms // 10), ms // 50)
     fitting = [tier for tier in tiers if tier <= ms]
     return fitting[-1] if fitting else tiers[0]

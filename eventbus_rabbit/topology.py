@@ -103,6 +103,23 @@ def _common(queue_type: QueueType, version: tuple[int, ...]) -> dict[str, str | 
     return {"x-queue-type": "quorum"} | ({"x-delivery-limit": -1} if version >= (4,) else {})
 
 
+def weaknesses(queue_type: QueueType, retry: str, version: tuple[int, ...]) -> list[str]:
+    """What a killed broker may lose by these settings, for whoever starts a bus on them."""
+    found = []
+    server = ".".join(str(part) for part in version)
+    if queue_type == "classic" and version >= (4,):
+        found.append(
+            f"classic queues on RabbitMQ {server}: a killed broker may lose retries whose delay ended in its last "
+            "second; queue_type = 'quorum' does not"
+        )
+    if retry == "dead-letter":
+        found.append(
+            f"retry = 'dead-letter' on RabbitMQ {server}: a killed broker may lose messages that were being rejected; "
+            "retry = 'copy' does not"
+        )
+    return found
+
+
 def describe(plans: Iterable[tuple[Names, list[Queue]]]) -> Topology:
     """Everything as resources, for showing, comparing and exporting."""
     made: dict[tuple[str, str], Resource] = {}
