@@ -17,13 +17,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 from eventbus.event import Event
 from eventbus.facets import Facet
 from eventbus.settlement import Delivery, HeaderDelta, Settlement
 from eventbus.shaping import Fairness
 from eventbus.store import Store
+
+if TYPE_CHECKING:
+    from eventbus.forward.endpoint import EndpointState
 
 PARKING_MARGIN: Final = 64 * 1024
 """Room that `publish` keeps under the broker's size limit, so that every event can be parked with its story."""
@@ -137,6 +140,8 @@ class Stats:
     parked: int
     oldest_parked: float | None = None
     exact: bool = True
+    endpoints: tuple[EndpointState, ...] = ()
+    """The breakers of its HTTP endpoints; filled in by a bus that runs the service, not by adapters."""
 
 
 @dataclass(frozen=True, slots=True)
