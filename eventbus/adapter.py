@@ -221,8 +221,11 @@ class Consumer(ABC):
     queue: str
     """The name of what it consumes, for humans and for `x-original-queue`."""
 
-    lost: Callable[[Sequence[Delivery]], None] = staticmethod(lambda deliveries: None)
-    """Set by the worker; the adapter calls it when deliveries were taken away (lease gone, rebalance ...)."""
+    lost: Callable[[Sequence[Delivery]], Sequence[Delivery]] = staticmethod(lambda deliveries: ())
+    """Set by the worker; the adapter calls it when deliveries are taken away (lease gone, rebalance ...).
+
+    It returns those that were not started and never will be: nobody settles them any more.
+    """
 
     async def __aenter__(self) -> Consumer:
         return self

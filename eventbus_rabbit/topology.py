@@ -8,7 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 from eventbus.adapter import Resource, Subscription, Topology
 from eventbus.errors import ConfigError
-from eventbus_rabbit.names import Names, tier_for
+from eventbus.scheduling.tiers import tier_for
+from eventbus_rabbit.names import Names
 
 QueueType: TypeAlias = Literal["classic", "quorum"]
 Arguments: TypeAlias = Mapping[str, str | int]

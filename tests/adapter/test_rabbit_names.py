@@ -10,8 +10,9 @@ import pytest
 
 from eventbus.adapter import Resource, Subscription
 from eventbus.errors import ConfigError
+from eventbus.scheduling.tiers import TIERS, tier_for
 from eventbus_rabbit import RabbitAdapter
-from eventbus_rabbit.names import LAYOUTS, TIERS, layout, names_of, tier_for
+from eventbus_rabbit.names import LAYOUTS, layout, names_of
 from eventbus_rabbit.topology import definitions, queues, weaknesses
 
 
