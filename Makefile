@@ -23,17 +23,20 @@ lint: $(READY)  ## ruff and mypy --strict
 unit: $(READY) brokers-install  ## all tests; PYTEST="-k name" to choose
 	$(BIN)/python -m pytest $(PYTEST)
 
-brokers-install: $(READY)  ## install the brokers the tests need, from Debian's packages, where they are missing
+brokers-install: $(READY)  ## install the brokers the tests need, from Debian's packages and Maven, where they are missing
 	@sh scripts/redis.sh install
 	@$(BIN)/python -m tests.brokers.rabbit install
+	@$(BIN)/python -m tests.brokers.kafka install
 
 brokers: $(READY) brokers-install  ## start them on loopback to play with, and print their URLs (tests start their own)
 	@sh scripts/redis.sh start
 	@$(BIN)/python -m tests.brokers.rabbit start
+	@$(BIN)/python -m tests.brokers.kafka start
 
 brokers-stop:  ## stop what `make brokers` started
 	@sh scripts/redis.sh stop
 	@$(BIN)/python -m tests.brokers.rabbit stop
+	@$(BIN)/python -m tests.brokers.kafka stop
 
 faults: $(READY) brokers-install  ## the long kill tests (make test has a short version): SECONDS=120 to choose
 	EVENTBUS_FAULT_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest tests/faults -v
@@ -44,12 +47,12 @@ bench: $(READY)  ## the figures, as ratios to peers in the same run
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml eventbus_rabbit/pyproject.toml eventbus_redis/pyproject.toml
+$(READY): pyproject.toml eventbus_kafka/pyproject.toml eventbus_rabbit/pyproject.toml eventbus_redis/pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv; } || { \
 		echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[cli,console,http,speed]' --group dev
-	$(BIN)/python -m pip install --quiet --editable ./eventbus_rabbit --editable ./eventbus_redis
+	$(BIN)/python -m pip install --quiet --editable ./eventbus_kafka --editable ./eventbus_rabbit --editable ./eventbus_redis
 	@touch $@

@@ -38,6 +38,7 @@ from eventbus.event import Event
 from eventbus.policy import Policy, RetryPolicy, decide
 from eventbus.service import Service
 from eventbus.settlement import Delivery
+from eventbus.shaping import Fairness, Idempotency, Rate
 from eventbus.status import ConsumerStatus, Outcome, StatusMap, park, requeue, retry
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ __all__ = [
     "Delivery",
     "Event",
     "EventBusError",
+    "Fairness",
+    "Idempotency",
     "InvalidEvent",
     "InvalidOutcome",
     "InvalidPayload",
@@ -64,6 +67,7 @@ __all__ = [
     "Policy",
     "PublishError",
     "PublishResult",
+    "Rate",
     "RetryPolicy",
     "Service",
     "Stats",

@@ -32,12 +32,13 @@ from eventbus_rabbit.link import Link
 from eventbus_rabbit.messages import outgoing
 from eventbus_rabbit.names import Names, exchange_of, names_of, publish_key
 from eventbus_rabbit.options import Options
+from eventbus_rabbit.ordered import OrderedRabbitConsumer, SideNotes
 from eventbus_rabbit.parking import RabbitParking
 from eventbus_rabbit.provisioning import Provisioner
 from eventbus_rabbit.publisher import Outgoing, Publisher
 from eventbus_rabbit.roads import Roads
 from eventbus_rabbit.scanning import Scanner
-from eventbus_rabbit.topology import Queue, check_distinct, describe, exchanges, queues
+from eventbus_rabbit.topology import Queue, check_distinct, definitions, describe, exchanges, queues, weaknesses
 
 log = logging.getLogger("eventbus.rabbit")
 _STORED = PublishResult("stored", subscribed=True)
@@ -55,6 +56,7 @@ class RabbitAdapter(Adapter):
         multi_process=True,
         delay_precision="tiers; the worker waits for the exact time",
         exact_depth=False,
+        key_order=True,
         max_event_bytes=16 * 1024 * 1024,
     )
 
@@ -96,12 +98,8 @@ class RabbitAdapter(Adapter):
         except EventBusError:
             await self._consuming.aclose()
             raise
-        if self._options.queue_type == "classic" and self._consuming.version >= (4,):
-            log.warning(
-                "classic queues on RabbitMQ %s: a killed broker may lose retries whose delay ended in its last second; "
-                "queue_type = 'quorum' does not",
-                ".".join(str(part) for part in self._consuming.version),
-            )
+        for weakness in weaknesses(self._options.queue_type, self._options.retry, self._consuming.version):
+            log.warning(weakness)
 
     async def aclose(self) -> None:
         """Disconnect."""
@@ -117,6 +115,10 @@ class RabbitAdapter(Adapter):
         plans = [self._plan(sub) for sub in subscriptions]
         check_distinct(plans)
         return describe(plans)
+
+    def definitions(self, topology: Topology) -> dict[str, object]:
+        """`definitions.json`, as `rabbitmqctl import_definitions` reads it."""
+        return definitions(topology, self._options.vhost)
 
     async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
         """Make what is missing; compare what is there."""
@@ -166,7 +168,7 @@ class RabbitAdapter(Adapter):
             raise
         async with self._consuming.throwaway() as wire:
             every = (names.tier_queue(ms) for ms in names.tiers())
-            for queue in (names.queue, names.retry_queue, *every, names.dead_letter_queue):
+            for queue in (names.queue, names.retry_queue, *every, names.dead_letter_queue, names.notes_queue):
                 await wire.delete_queue(queue)  # deleting what is not there is no error
             for exchange in exchanges(names):
                 if exchange.name != names.exchange:
@@ -237,7 +239,8 @@ class RabbitAdapter(Adapter):
 
         options = self._options
         holding = Holding(self._consuming, self._copies, names, options.queue_type, self._provisioner.settling)
-        consumer = RabbitConsumer(
+        kind = OrderedRabbitConsumer if subscription.ordered else RabbitConsumer
+        consumer = kind(
             self._consuming,
             self._copies,
             names,
@@ -250,6 +253,8 @@ class RabbitAdapter(Adapter):
             closed=self._closed,
         )
         holding.lost = consumer.tell_lost
+        if isinstance(consumer, OrderedRabbitConsumer):
+            consumer.use_notes(lambda: SideNotes(self._consuming, self._copies, names.notes_queue))
         self._consumers.append(consumer)
         return consumer
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from eventbus import headers as reserved
@@ -58,6 +59,7 @@ class RabbitConsumer(Consumer):
         self._repair = repair
         self._closed_callback = closed
         self._holding = holding
+        self._rejects_from = names.back_exchange if names.rejects_are_retries else None
         self._woken = False
         self._closed = False
         self._session = self._new_session()
@@ -100,8 +102,10 @@ class RabbitConsumer(Consumer):
 
     def _delivery(self, session: Session, message: Message) -> Delivery:
         event, _, history, problem = incoming(
-            message, self.queue, self._subscription.mapping, back_exchange=self._names.back_exchange
+            message, self.queue, self._subscription.mapping, back_exchange=self._rejects_from
         )
+        if history.crashes and self._holding.survived(message):
+            history = replace(history, crashes=history.crashes - 1)
         stamp = message.properties.timestamp or 0
         delivery = Delivery(
             event,
@@ -286,7 +290,7 @@ class RabbitConsumer(Consumer):
         rejected: list[int],
     ) -> None:
         """Reject and acknowledge. What is no longer ours, because its channel went meanwhile, is lost."""
-        receipts = {position: _receipt(items[position][0]) for position in (*acked, *rejected)}
+        receipts = {position: receipt_of(items[position][0]) for position in (*acked, *rejected)}
         away = [receipts[position] for position in rejected]
         done: set[Receipt] = set()
         for session in {receipt.session for receipt in receipts.values()}:
@@ -365,7 +369,8 @@ class RabbitConsumer(Consumer):
             self._closed_callback(self)
 
 
-def _receipt(delivery: Delivery) -> Receipt:
+def receipt_of(delivery: Delivery) -> Receipt:
+    """The receipt of a delivery of ours."""
     receipt = delivery.receipt
     assert isinstance(receipt, Receipt)
     return receipt

@@ -127,9 +127,12 @@ def outgoing(
 
 
 def incoming(
-    message: Message, queue: str, mapping: BodyMapping, *, back_exchange: str
+    message: Message, queue: str, mapping: BodyMapping, *, back_exchange: str | None
 ) -> tuple[Event, Mapping[str, object], History, str]:
-    """The event in a message, the reserved headers it carries, its history, and why it cannot be read (or "")."""
+    """The event in a message, the reserved headers it carries, its history, and why it cannot be read (or "").
+
+    `back_exchange` is where rejected messages come back from; None where a reject leads to no retry.
+    """
     given = message.properties
     attrs: dict[str, str] = {}
     story: dict[str, object] = {}
@@ -147,7 +150,7 @@ def incoming(
             own[name] = decode(raw)
     history = reserved.read_history(story) if story else FRESH
     key = message.key
-    if died is not None and message.exchange == back_exchange:
+    if died is not None and message.exchange == back_exchange:  # never where that is None
         # Only what came back by the retry road was rejected here; a publisher can write any x-death it likes.
         deaths, key = _deaths(died, queue, key)
         deaths -= reserved.number(decode(given.headers.get(FOLDED, b"V")))

@@ -47,6 +47,12 @@ class ServiceKeys:
     """Dead letters being read or waiting for another try, by the time they can be read again."""
     owners: str
     """Who reads which dead letter."""
+    turns: str
+    """The row of tenants, and the beginning of the names of their lists."""
+    turns_number: str
+    """How many events wait in those lists."""
+    reader: str
+    """Who reads for a service that keeps the order of keys."""
 
 
 def of_prefix(prefix: str) -> PrefixKeys:
@@ -70,6 +76,9 @@ def of_service(service: str, prefix: str) -> ServiceKeys:
         ids=f"{dlq}:ids",
         waiting=f"{dlq}:waiting",
         owners=f"{dlq}:owners",
+        turns=f"{tag}:turns:{service}",
+        turns_number=f"{tag}:turns:{service}@",
+        reader=f"{tag}:reader:{service}",
     )
 
 

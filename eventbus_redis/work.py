@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -39,6 +40,9 @@ QUEUE: Final = b"q"
 class WorkConsumer(LeasedConsumer):
     """Reads both streams in one call; moves what is due before it; claims what vanished consumers held."""
 
+    _released = "l"
+    """How the settling script is told to hand something back."""
+
     def __init__(self, adapter: RedisAdapter, subscription: Subscription) -> None:
         super().__init__(adapter, subscription)
         self.queue = self._keys.queue
@@ -51,6 +55,20 @@ class WorkConsumer(LeasedConsumer):
         self._settled = True
         self._parked = False
         self._cleaned = self._swept = 0.0
+
+    async def __aenter__(self) -> WorkConsumer:
+        await super().__aenter__()
+        if self._keys.main in self._streams:
+            await self._end_turns()
+        return self
+
+    async def _end_turns(self) -> None:
+        """What still waits for its tenant's turn, from when this service had fairness, goes to its stream at once."""
+        keys = (self._keys.main, self._keys.queue, self._keys.turns)
+        for window in itertools.count(1000, 1000):
+            left = (await self._client.run(_scripts.TURNS, keys, (self._subscription.service, 0, window, window)))[1]
+            if not left:
+                return
 
     # --- receive ---------------------------------------------------------------------------------------------
 
@@ -89,11 +107,14 @@ class WorkConsumer(LeasedConsumer):
                 return found
         if now >= self._next_move:
             await self._move()
-        now = loop.time()
+        return await self._take_new(limit, until)
+
+    async def _take_new(self, limit: int, until: float) -> list[Delivery]:
+        now = asyncio.get_running_loop().time()
         wait = min(until, now + BLOCK, self._next_move, self._next_claim) - now
         return self._admit(await self._read(min(limit, READ_AT_ONCE), max(1, math.ceil(wait * 1000))), limit)
 
-    async def _read(self, limit: int, block: int) -> dict[str, list[Entry]]:
+    async def _read(self, limit: int, block: int | None) -> dict[str, list[Entry]]:
         """Read new entries. Whoever cancels us does not cancel the call: its entries are for the next receive."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(
@@ -284,7 +305,7 @@ class WorkConsumer(LeasedConsumer):
                 acks[receipt.key[:1] == QUEUE].append(receipt)
                 continue
             story = headers.merge(receipt.story, settlement.headers)
-            op, wait = "l", 0
+            op, wait = self._released, 0
             if isinstance(settlement, Park):
                 op, self._parked = "p", True
             elif not isinstance(settlement, Release):
