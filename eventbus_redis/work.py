@@ -117,9 +117,7 @@ class WorkConsumer(LeasedConsumer):
     async def _read(self, limit: int, block: int | None) -> dict[str, list[Entry]]:
         """Read new entries. Whoever cancels us does not cancel the call: its entries are for the next receive."""
         if self._reading is None:
-            self._reading = asyncio.get_running_loop().create_task(
-                self._client.read_group(self._subscription.service, self._name, limit, block, self._streams)
-            )
+            self._reading = asyncio.get_running_loop().create_task(self._read_streams(limit, block))
         reading = self._reading
         try:
             return await asyncio.shield(reading)
@@ -129,6 +127,9 @@ class WorkConsumer(LeasedConsumer):
         finally:
             if reading.done():
                 self._reading = None
+
+    async def _read_streams(self, limit: int, block: int | None) -> dict[str, list[Entry]]:
+        return await self._client.read_group(self._subscription.service, self._name, limit, block, self._streams)
 
     def _admit(self, found: dict[str, list[Entry]], limit: int) -> list[Delivery]:
         deliveries: list[Delivery] = []
