@@ -106,7 +106,6 @@ async def publish(url: str, journal: Journal, name: str) -> int:
 
 
 def main() -> int:
-
     role, url, path, name = sys.argv[1:5]
     journal = Journal(path)
     if role == "consume":
