@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from eventbus import telemetry
 from eventbus.adapter import (
-    PARKING_MARGIN,
     Adapter,
     Capabilities,
     Consumer,
@@ -21,17 +20,15 @@ from eventbus.adapter import (
     Subscription,
     Topology,
 )
-from eventbus.errors import BrokerError, BrokerUnavailable, InvalidEvent, UnknownService
+from eventbus.errors import BrokerError, UnknownService
 from eventbus.event import Event
-from eventbus_redis import _scripts, fields, names, options, preconditions
+from eventbus_redis import _scripts, names, options, preconditions
 from eventbus_redis._client import AnyClient, Client
 from eventbus_redis.letters import LetterConsumer
 from eventbus_redis.parking import RedisParking
 from eventbus_redis.publishing import Outbox
 from eventbus_redis.work import WorkConsumer
 
-_FOR_SOMEBODY: Final = PublishResult("stored", subscribed=True)
-_FOR_NOBODY: Final = PublishResult("stored", subscribed=False)
 TRIM_GUARD: Final = 400
 TRIM_AT_ONCE: Final = 100_000
 EXPIRE_AT_ONCE: Final = 500
@@ -132,34 +129,10 @@ class RedisAdapter(Adapter):
 
     async def publish(self, prefix: str, events: Sequence[Event]) -> list[PublishResult]:
         """Add to the prefix's stream; returns once the server has it."""
-        results: list[PublishResult] = [_FOR_SOMEBODY] * len(events)
-        room = self.options.max_event_bytes - PARKING_MARGIN
-        rows: list[fields.Fields] = []
-        places: list[int] = []
-        for place, event in enumerate(events):
-            try:
-                row = fields.encode(event)
-            except InvalidEvent as error:
-                results[place] = PublishResult("refused", str(error))
-                continue
-            if len(event.body) > room or fields.size_of(row) > room:
-                results[place] = PublishResult("refused", f"larger than {room} bytes (redis.max_event_bytes)")
-                continue
-            rows.append(row)
-            places.append(place)
         outbox = self._outboxes.get(prefix)
         if outbox is None:
             outbox = self._outboxes[prefix] = Outbox(self.client, prefix)
-        for place, answer in zip(places, await outbox.publish(rows), strict=True):
-            if answer == 0:
-                results[place] = _FOR_NOBODY
-            elif isinstance(answer, BrokerUnavailable):
-                results[place] = PublishResult("unknown", str(answer))
-            elif isinstance(answer, BrokerError):
-                results[place] = PublishResult("refused", str(answer))
-            elif isinstance(answer, Exception):
-                raise answer
-        return results
+        return await outbox.publish(events)
 
     def consume(self, subscription: Subscription) -> Consumer:
         """A consumer of the service's queue, or of its dead letters."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from eventbus import wire
@@ -19,6 +20,10 @@ from eventbus.event import JSON, NO_HEADERS, Event
 Fields: TypeAlias = list[bytes]
 """Names and values, one after the other, as Redis gives them."""
 
+Story: TypeAlias = Mapping[str, object]
+"""The reserved headers of a message."""
+
+NO_STORY: Final[Story] = MappingProxyType({})
 STORY: Final = b"x-eventbus"
 ORIGIN: Final = b"x-stream-id"
 EVENT_ID: Final = b"x-event-id"
@@ -81,26 +86,21 @@ def size_of(fields: Iterable[bytes]) -> int:
     return sum(map(len, fields))
 
 
-def decode(id: bytes, fields: Fields, mapping: BodyMapping) -> tuple[Event, dict[str, object], str, float]:
+def decode(id: bytes, fields: Fields, mapping: BodyMapping) -> tuple[Event, Story, str, float]:
     """The event in an entry, its story, what is wrong with it ("" if nothing), and when Redis took it."""
     if len(fields) == 12 and fields[::2] == _COMMON and fields[11] == _JSON:
+        _, id_, _, type_, _, source, _, time, _, body, _, _ = fields
         try:  # what nearly every message looks like, without a detour
-            event = Event.from_wire(
-                fields[1].decode(),
-                _shared(fields[3]),
-                _shared(fields[5]),
-                _from_iso(fields[7].decode()),
-                fields[9],
-                JSON,
-            )
+            created = _from_iso(time.decode())
+            event = Event.from_wire(id_.decode(), _shared(type_), _shared(source), created, body, JSON)
         except ValueError:
             pass
         else:
-            if event.time.tzinfo is not None:
-                return event, {}, "", _moment(id)
+            if created.tzinfo is not None:
+                return event, NO_STORY, "", _moment(id)
     pairs = iter(fields)
     found = dict(zip(pairs, pairs, strict=False))
-    story: dict[str, object] = {}
+    story = NO_STORY
     origin = id
     if ORIGIN in found:
         origin = found.pop(ORIGIN)

@@ -16,6 +16,7 @@ from eventbus.adapter import Consumer, Subscription
 from eventbus.errors import EventBusError, UnknownService
 from eventbus.settlement import Delivery
 from eventbus_redis import names
+from eventbus_redis.fields import Story
 
 if TYPE_CHECKING:
     from eventbus_redis.adapter import RedisAdapter
@@ -28,7 +29,7 @@ class Receipt:
 
     __slots__ = ("fields", "id", "key", "noted", "story")
 
-    def __init__(self, key: bytes, id: bytes, fields: list[bytes], story: dict[str, object], noted: bool) -> None:
+    def __init__(self, key: bytes, id: bytes, fields: list[bytes], story: Story, noted: bool) -> None:
         self.key = key
         """`m` or `q`, for the shared stream or the service's own, and the id."""
         self.id = id

@@ -37,15 +37,32 @@ local function is_mine(key, group, consumer, id)
   return found[1] ~= nil and found[1][2] == consumer
 end
 
--- Which of these ids we hold. One by one each costs a call; from some number on, all that we hold is one call that
--- answers with at most as many rows as a consumer may hold. No COUNT that could cut it short: that would miss some.
+local function words(text)
+  local found, count = {}, 0
+  for word in string.gmatch(text, '%S+') do
+    count = count + 1
+    found[count] = word
+  end
+  return found
+end
+
+-- Which of these ids we hold. One by one each costs a call; from some number on, one call tells all that we hold between
+-- the lowest and the highest of them. No COUNT that could cut it short: that would miss some.
 local function all_mine(key, group, consumer, ids, first, last)
   local mine = {}
   if last - first < 16 then
     for i = first, last do mine[ids[i]] = is_mine(key, group, consumer, ids[i]) end
-  else
-    for _, row in ipairs(redis.call('XPENDING', key, group, '-', '+', 10000000, consumer)) do mine[row[1]] = true end
+    return mine
   end
+  local low, high, low_ms, high_ms = nil, nil, math.huge, -1
+  for i = first, last do
+    local text = string.match(ids[i], '^%d+')
+    local ms = tonumber(text)
+    if ms < low_ms then low, low_ms = text, ms end
+    if ms > high_ms then high, high_ms = text, ms end
+  end
+  if high_ms > 2 ^ 53 then low, high = '-', '+' end  -- ids made by hand: numbers of Lua do not tell them apart
+  for _, row in ipairs(redis.call('XPENDING', key, group, low, high, 10000000, consumer)) do mine[row[1]] = true end
   return mine
 end
 

@@ -1,20 +1,25 @@
--- KEYS main, queue, retry, payload, notes, dlq, ids. ARGV: service, consumer; number of acks of main, ids; number
--- of acks of queue, ids; then each copy: op, m|q, id, story, delay ms, event id, number of fields given, fields.
+-- KEYS main, queue, retry, payload, notes, dlq, ids. ARGV: service, consumer; ids to acknowledge of main, with blanks
+-- between them; the same of queue; then each copy: op, m|q, id, story, delay ms, event id, number of fields given, fields.
 -- op: r retry, p park, l release. Answers two lists of positions: no longer ours; ours, but the entry is gone
 -- from its stream (somebody trimmed it), so that the copy needs its fields from the caller.
 local service, consumer = ARGV[1], ARGV[2]
 local lost, bare = {}, {}
-local at, position = 3, 0
+local at, position = 5, 0
 local acks = {}
 for source = 1, 2 do
-  local count, mine = tonumber(ARGV[at]), {}
-  local held = all_mine(KEYS[source], service, consumer, ARGV, at + 1, at + count)
-  for i = at + 1, at + count do
+  local mine, count = {}, 0
+  local ids = words(ARGV[2 + source])
+  local held = all_mine(KEYS[source], service, consumer, ids, 1, #ids)
+  for _, id in ipairs(ids) do
     position = position + 1
-    if held[ARGV[i]] then mine[#mine + 1] = ARGV[i] else lost[#lost + 1] = position end
+    if held[id] then
+      count = count + 1
+      mine[count] = id
+    else
+      lost[#lost + 1] = position
+    end
   end
   acks[source] = mine
-  at = at + count + 1
 end
 -- Copies first: with a full memory the first of them fails, and nothing has been changed by then.
 local last = #ARGV
