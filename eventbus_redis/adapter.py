@@ -22,11 +22,12 @@ from eventbus.adapter import (
 )
 from eventbus.errors import BrokerError, UnknownService
 from eventbus.event import Event
-from eventbus_redis import _scripts, names, options, preconditions
+from eventbus_redis import _scripts, options, preconditions
 from eventbus_redis._client import AnyClient, Client
 from eventbus_redis.letters import LetterConsumer
 from eventbus_redis.parking import RedisParking
 from eventbus_redis.publishing import Outbox
+from eventbus_redis.topology import topology
 from eventbus_redis.work import WorkConsumer
 
 TRIM_GUARD: Final = 400
@@ -90,13 +91,13 @@ class RedisAdapter(Adapter):
 
     def topology(self, subscriptions: Sequence[Subscription]) -> Topology:
         """A stream per prefix; a group, a stream, a sorted set and dead letters per service."""
-        return names.topology(subscriptions, self.options)
+        return topology(subscriptions, self.options)
 
     async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
         """Make the consumer groups, at the end of their streams."""
         drifts: list[Drift] = []
         for sub in subscriptions if mode != "off" else ():
-            keys = names.of_service(sub.service, sub.prefix)
+            keys = self.options.names.of_service(sub.service, sub.prefix)
             if mode == "create":
                 await self.client.run(
                     _scripts.SUBSCRIBE, (keys.main, keys.services, keys.queue), (sub.service, "create")
@@ -108,8 +109,8 @@ class RedisAdapter(Adapter):
 
     async def unsubscribe(self, service: str, prefix: str) -> None:
         """Undo provision; refused while the service has messages or dead letters."""
-        k = names.of_service(service, prefix)
-        keys = (k.main, k.services, k.queue, k.retry, k.payload, k.notes, k.dlq, k.ids, k.waiting, k.owners)
+        k = self.options.names.of_service(service, prefix)
+        keys = (k.main, k.services, k.queue, k.retry, k.payload, k.notes, *k.letters)
         left = await self.client.run(_scripts.UNSUBSCRIBE, keys, (service,))
         if left < 0:
             raise self._unknown(service)
@@ -121,7 +122,7 @@ class RedisAdapter(Adapter):
         """UnknownService for a service that nobody has provisioned; asked once."""
         if (service, prefix) in self._known:
             return
-        if await self.client.field(names.of_prefix(prefix).services, service) is None:
+        if await self.client.field(self.options.names.of_prefix(prefix).services, service) is None:
             raise self._unknown(service)
         self._known.add((service, prefix))
 
@@ -146,7 +147,7 @@ class RedisAdapter(Adapter):
 
     async def stats(self, service: str, prefix: str) -> Stats:
         """Depths. A few unread entries are counted; many are the server's own figure, which `exact` tells apart."""
-        k = names.of_service(service, prefix)
+        k = self.options.names.of_service(service, prefix)
         keys = (k.main, k.services, k.queue, k.retry, k.dlq)
         found = await self.client.run(_scripts.STATS, keys, (service, COUNTED_AT_ONCE))
         if found == -1:
@@ -178,7 +179,7 @@ class RedisAdapter(Adapter):
 
     async def trim(self, prefix: str) -> None:
         """Remove from the shared stream what every service has finished; report who holds it back."""
-        keys = names.of_prefix(prefix)
+        keys = self.options.names.of_prefix(prefix)
         while True:
             found = await self.client.run(
                 _scripts.TRIM, (keys.main, keys.services, keys.guard), (TRIM_GUARD, TRIM_AT_ONCE)
@@ -217,16 +218,14 @@ class RedisAdapter(Adapter):
 
     async def expire(self, service: str, prefix: str) -> int:
         """Remove dead letters that are too old or too many, oldest first; counted and logged."""
-        k, settings = names.of_service(service, prefix), self.options
+        k, settings = self.options.names.of_service(service, prefix), self.options
         age = -1 if settings.dlq_max_age is None else round(settings.dlq_max_age * 1000)
         most = -1 if settings.dlq_max_entries is None else settings.dlq_max_entries
         total_old = total_many = 0
         while True:
             old: int
             many: int
-            old, many = await self.client.run(
-                _scripts.LETTERS_EXPIRE, (k.dlq, k.ids, k.waiting, k.owners), (age, most, EXPIRE_AT_ONCE)
-            )
+            old, many = await self.client.run(_scripts.LETTERS_EXPIRE, k.letters, (age, most, EXPIRE_AT_ONCE))
             total_old, total_many = total_old + old, total_many + many
             if old + many < EXPIRE_AT_ONCE:
                 break

@@ -16,6 +16,7 @@ from eventbus import wire
 from eventbus.adapter import BodyMapping
 from eventbus.errors import InvalidEvent
 from eventbus.event import JSON, NO_HEADERS, Event
+from eventbus.facets import facets
 
 Fields: TypeAlias = list[bytes]
 """Names and values, one after the other, as Redis gives them."""
@@ -27,10 +28,11 @@ NO_STORY: Final[Story] = MappingProxyType({})
 STORY: Final = b"x-eventbus"
 ORIGIN: Final = b"x-stream-id"
 EVENT_ID: Final = b"x-event-id"
+FACETS: Final = b"x-facets"
 BODIES: Final = (b"data", b"body", b"payload", b"message", b"__data__")
 """Where a foreign message keeps its body; with none of them, all its fields together are the body, as JSON."""
 
-_OWN: Final = frozenset({STORY, ORIGIN, EVENT_ID})
+_OWN: Final = frozenset({STORY, ORIGIN, EVENT_ID, FACETS})
 _ATTRIBUTES: Final = {
     b"id": "id",
     b"type": "type",
@@ -48,6 +50,7 @@ _JSON: Final = JSON.encode()
 _dumps: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _from_iso: Final = datetime.fromisoformat
 _texts: dict[bytes, str] = {}
+_NO_MAPPING: Final = BodyMapping()
 
 
 def encode(event: Event) -> Fields:
@@ -105,6 +108,7 @@ def decode(id: bytes, fields: Fields, mapping: BodyMapping) -> tuple[Event, Stor
     if ORIGIN in found:
         origin = found.pop(ORIGIN)
         found.pop(EVENT_ID, None)
+        found.pop(FACETS, None)
         if STORY in found:
             story = from_json(found.pop(STORY))
     elif STORY in found:
@@ -129,6 +133,12 @@ def to_json(headers: Mapping[str, object]) -> bytes:
         return _dumps({name: wire.pack_header(value) for name, value in headers.items()}).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidEvent(f"the headers cannot be written: {error}") from error
+
+
+def facets_of(id: bytes, fields: Fields, story: Story) -> bytes:
+    """What the letter made of an entry is counted by: what its readers, who know no mapping, will see in it."""
+    event, _, _, _ = decode(id, fields, _NO_MAPPING)
+    return _dumps(list(facets(event, story).values())).encode()
 
 
 def from_json(text: bytes) -> dict[str, object]:

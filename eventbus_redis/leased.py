@@ -15,7 +15,6 @@ from eventbus import telemetry
 from eventbus.adapter import Consumer, Subscription
 from eventbus.errors import EventBusError, UnknownService
 from eventbus.settlement import Delivery
-from eventbus_redis import names
 from eventbus_redis.fields import Story
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class LeasedConsumer(Consumer):
         self._adapter = adapter
         self._client = adapter.client
         self._subscription = subscription
-        self._keys = names.of_service(subscription.service, subscription.prefix)
+        self._keys = adapter.options.names.of_service(subscription.service, subscription.prefix)
         # Never the name of another one, nor of a former life: a name is what a settlement is checked by.
         self._name = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(6)}"
         self._held: dict[bytes, Delivery] = {}

@@ -14,7 +14,7 @@ from eventbus.adapter import PARKING_MARGIN, PublishResult
 from eventbus.errors import BrokerError, BrokerUnavailable, InvalidEvent
 from eventbus.event import Event
 from eventbus.failpoints import failpoint
-from eventbus_redis import fields, names
+from eventbus_redis import fields
 from eventbus_redis._client import Argument, Client
 from eventbus_redis._errors import translate
 from eventbus_redis._scripts import PUBLISH
@@ -47,7 +47,7 @@ class Outbox:
 
     def __init__(self, client: Client, prefix: str) -> None:
         self._client = client
-        self._keys = names.of_prefix(prefix)
+        self._keys = client.options.names.of_prefix(prefix)
         self._room = client.options.max_event_bytes - PARKING_MARGIN
         self._waiting: deque[_Parcel] = deque()
         self._sending: asyncio.Task[None] | None = None

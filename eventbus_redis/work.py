@@ -277,7 +277,7 @@ class WorkConsumer(LeasedConsumer):
                 copies += self._copy(receipt, delivery, settlement, receipt.fields if whole else [])
                 copied.append(receipt.key)
         k = self._keys
-        keys = (k.main, k.queue, k.retry, k.payload, k.notes, k.dlq, k.ids)
+        keys = (k.main, k.queue, k.retry, k.payload, k.notes, k.dlq, k.ids, *k.tallies)
         arguments = (self._subscription.service, self._name, b" ".join(acks[0]), b" ".join(acks[1]), *copies)
         failpoint("redis.settle.before")
         lost, bare = await self._client.run(_scripts.SETTLE, keys, arguments)
@@ -299,9 +299,10 @@ class WorkConsumer(LeasedConsumer):
             # As a delay, not as a time: the server's clock may differ from ours. Upwards: never early.
             op, wait = "r", max(0, math.ceil((settlement.due_at - time.time()) * 1000))
             self._expect(wait)
-        story = fields.to_json(headers.merge(receipt.story, settlement.headers))
+        story = headers.merge(receipt.story, settlement.headers)
+        facets = fields.facets_of(receipt.id, receipt.fields, story) if op == "p" else b""
         event_id = delivery.event.id.encode("utf-8", "replace")
-        return (op, receipt.key[:1], receipt.id, story, wait, event_id, len(whole), *whole)
+        return (op, receipt.key[:1], receipt.id, fields.to_json(story), wait, event_id, facets, len(whole), *whole)
 
     def _expect(self, wait: int) -> None:
         """Look again when this is due."""

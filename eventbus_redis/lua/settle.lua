@@ -1,5 +1,6 @@
--- KEYS main, queue, retry, payload, notes, dlq, ids. ARGV: service, consumer; ids to acknowledge of main, with blanks
--- between them; the same of queue; then each copy: op, m|q, id, story, delay ms, event id, number of fields given, fields.
+-- KEYS main, queue, retry, payload, notes, dlq, ids, tallies. ARGV: service, consumer; ids to acknowledge of main, with blanks
+-- between them; the same of queue; then each copy: op, m|q, id, story, delay ms, event id,
+-- facets, number of fields given, fields.
 -- op: r retry, p park, l release. Answers two lists of positions: no longer ours; ours, but the entry is gone
 -- from its stream (somebody trimmed it), so that the copy needs its fields from the caller.
 local service, consumer = ARGV[1], ARGV[2]
@@ -26,7 +27,7 @@ local last = #ARGV
 while at <= last do
   position = position + 1
   local op, source, id, story, wait = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local event_id, given = ARGV[at + 5], tonumber(ARGV[at + 6])
+  local event_id, facets, given = ARGV[at + 5], ARGV[at + 6], tonumber(ARGV[at + 7])
   local index = source == 'm' and 1 or 2
   local key = KEYS[index]
   if not is_mine(key, service, consumer, id) then
@@ -34,7 +35,7 @@ while at <= last do
   else
     local fields
     if given > 0 then
-      fields = {unpack(ARGV, at + 7, at + 6 + given)}
+      fields = {unpack(ARGV, at + 8, at + 7 + given)}
     else
       local entry = redis.call('XRANGE', key, id, id)[1]
       fields = entry and entry[2]
@@ -45,9 +46,10 @@ while at <= last do
       if op == 'r' then
         delay(KEYS[3], KEYS[4], source .. id, wait, copy_of(fields, id, story))
       elseif op == 'p' then
-        local letter = redis.call('XADD', KEYS[6], '*', unpack(copy_of(fields, id, story, event_id)))
+        local letter = redis.call('XADD', KEYS[6], '*', unpack(copy_of(fields, id, story, event_id, facets)))
         local others = redis.call('HGET', KEYS[7], event_id)
         redis.call('HSET', KEYS[7], event_id, others and (others .. ' ' .. letter) or letter)
+        count_facets(8, facets, 1)
       else
         redis.call('XADD', KEYS[2], '*', unpack(copy_of(fields, id, story)))
       end
@@ -56,7 +58,7 @@ while at <= last do
       mine[#mine + 1] = id
     end
   end
-  at = at + 7 + given
+  at = at + 8 + given
 end
 for source = 1, 2 do
   local mine = acks[source]

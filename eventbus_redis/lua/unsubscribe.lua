@@ -1,4 +1,4 @@
--- KEYS main, services, queue, retry, payload, notes, dlq, ids, waiting, owners. ARGV: service.
+-- KEYS main, services, queue, retry, payload, notes, dlq, ids, waiting, owners, tallies. ARGV: service.
 -- Answers how many messages it still has (a hundred unread and more are not told apart); 0: done; -1: it is not subscribed.
 local service = ARGV[1]
 if redis.call('HEXISTS', KEYS[2], service) == 0 then return -1 end

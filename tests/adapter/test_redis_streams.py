@@ -123,9 +123,9 @@ async def test_a_note_survives_the_consumer_and_goes_with_the_message(
     async with adapter.consume(sub) as second:
         again = (await take(second))[0]
         assert (again.suspect, again.history.crashes) == (True, 2)
-        assert await client.hlen(f"{{{sub.prefix}}}:notes:{sub.service}") == 1
+        assert await client.hlen(f"{{{sub.prefix}}}:queue:{sub.service}:notes") == 1
         assert await second.settle([(again, ACK)]) == ["done"]
-    assert await client.hlen(f"{{{sub.prefix}}}:notes:{sub.service}") == 0
+    assert await client.hlen(f"{{{sub.prefix}}}:queue:{sub.service}:notes") == 0
 
 
 async def test_what_a_closing_consumer_never_handed_out_is_no_suspect(adapter: RedisAdapter, sub: Subscription) -> None:
