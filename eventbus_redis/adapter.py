@@ -20,7 +20,7 @@ from eventbus.adapter import (
     Subscription,
     Topology,
 )
-from eventbus.errors import BrokerError, UnknownService
+from eventbus.errors import BrokerError, EventBusError, UnknownService
 from eventbus.event import Event
 from eventbus_redis import _scripts, options, preconditions
 from eventbus_redis._client import AnyClient, Client
@@ -58,6 +58,8 @@ class RedisAdapter(Adapter):
         self._outboxes: dict[str, Outbox] = {}
         self._known: set[tuple[str, str]] = set()
         self._reported: dict[str, float] = {}
+        self._looked: dict[str, float] = {}
+        self._looking: set[asyncio.Task[None]] = set()
 
     @classmethod
     def from_url(cls, url: str, settings: Mapping[str, object]) -> RedisAdapter:
@@ -82,7 +84,7 @@ class RedisAdapter(Adapter):
 
     async def aclose(self) -> None:
         """Finish what is being published, and disconnect."""
-        await asyncio.gather(*(outbox.aclose() for outbox in self._outboxes.values()))
+        await asyncio.gather(*(outbox.aclose() for outbox in self._outboxes.values()), *self._looking)
         self._outboxes.clear()
         self._known.clear()
         await self.client.aclose()
@@ -133,7 +135,9 @@ class RedisAdapter(Adapter):
         outbox = self._outboxes.get(prefix)
         if outbox is None:
             outbox = self._outboxes[prefix] = Outbox(self.client, prefix)
-        return await outbox.publish(events)
+        results = await outbox.publish(events)
+        self._look_after(prefix)
+        return results
 
     def consume(self, subscription: Subscription) -> Consumer:
         """A consumer of the service's queue, or of its dead letters."""
@@ -176,6 +180,22 @@ class RedisAdapter(Adapter):
         return number, False
 
     # --- keep house ------------------------------------------------------------------------------------------
+
+    def _look_after(self, prefix: str) -> None:
+        """Publishers look too, now and then: where no consumer runs any more, nobody else would report it."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._looked.get(prefix, -REPORT_INTERVAL) < REPORT_INTERVAL:
+            return
+        self._looked[prefix] = loop.time()
+        look = loop.create_task(self._look(prefix), name=f"eventbus redis look {prefix}")
+        self._looking.add(look)
+        look.add_done_callback(self._looking.discard)
+
+    async def _look(self, prefix: str) -> None:
+        try:
+            await self.trim(prefix)
+        except EventBusError as error:
+            telemetry.log(logging.WARNING, "trim_failed", {"prefix": prefix, "error": str(error)})
 
     async def trim(self, prefix: str) -> None:
         """Remove from the shared stream what every service has finished; report who holds it back."""

@@ -78,18 +78,16 @@ class WorkConsumer(LeasedConsumer):
     async def _take(self, limit: int, until: float) -> list[Delivery]:
         loop = asyncio.get_running_loop()
         if self._buffer:
-            return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+            return self._left_over(limit)
         if self._woken or self._closed:
             return []
         now = loop.time()
         if self._forgotten:
-            found = await self._find_forgotten(limit)
-            if found:
-                return found
-        if now >= self._next_claim:
-            found = await self._claim(min(limit, CLAIMED_AT_ONCE))
-            if found:
-                return found
+            await self._find_forgotten()
+        if not self._buffer and now >= self._next_claim:
+            await self._claim(min(limit, CLAIMED_AT_ONCE))
+        if self._buffer:
+            return self._left_over(limit)
         if now >= self._next_move:
             await self._move()
         if self._reading is None:
@@ -97,8 +95,8 @@ class WorkConsumer(LeasedConsumer):
             wait = min(until, now + BLOCK, self._next_move, self._next_claim) - now
             self._read(min(limit, READ_AT_ONCE), max(1, math.ceil(wait * 1000)))
         found = self._admit(await self._entries(), limit)
-        if len(found) >= READ_AT_ONCE <= self._subscription.prefetch - len(self._held):
-            # There is more, and room for it: the server gets it ready while these are handled.
+        if len(found) >= READ_AT_ONCE and 2 * READ_AT_ONCE <= self._subscription.prefetch - len(self._held):
+            # There is more, and room for it from both streams: the server gets it ready while these are handled.
             self._read(READ_AT_ONCE, None)
         return found
 
@@ -111,13 +109,14 @@ class WorkConsumer(LeasedConsumer):
         reading = self._reading
         assert reading is not None
         try:
-            return await self._client.entries_of(reading)
-        except BrokerError:
-            self._forgotten = True  # the server may have sent entries that never arrived here
-            raise
-        finally:
-            if reading.done():
+            found = await self._client.entries_of(reading)
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError) or reading.cancelled():
                 self._reading = None
+                self._forgotten = True  # the server may have sent entries that never arrived here
+            raise
+        self._reading = None
+        return found
 
     def _admit(self, found: dict[str, list[Entry]], limit: int) -> list[Delivery]:
         deliveries: list[Delivery] = []
@@ -128,6 +127,9 @@ class WorkConsumer(LeasedConsumer):
             self._buffer.extend(deliveries[limit:])
             del deliveries[limit:]
         return deliveries
+
+    def _left_over(self, limit: int) -> list[Delivery]:
+        return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
 
     def _deliveries(self, source: bytes, entries: Sequence[Entry]) -> list[Delivery]:
         """Entries as deliveries, which are held from here on."""
@@ -159,10 +161,10 @@ class WorkConsumer(LeasedConsumer):
         pause = MOVE_INTERVAL if wait < 0 else min(MOVE_INTERVAL, wait / 1000 + 0.001)
         self._next_move = asyncio.get_running_loop().time() + (0.0 if moved >= MOVED_AT_ONCE else pause)
 
-    async def _claim(self, limit: int) -> list[Delivery]:
+    async def _claim(self, limit: int) -> None:
         """Take over what has not been renewed for a lease: its consumer is gone, or stands still."""
         lease = self._adapter.options.lease
-        found: list[Delivery] = []
+        found = 0
         for source, stream in ((QUEUE, self._keys.queue), (MAIN, self._keys.main)):
             arguments = (
                 self._subscription.service, self._name, round(lease * 1000), self._cursors[source], limit, source
@@ -178,14 +180,12 @@ class WorkConsumer(LeasedConsumer):
             for (id, entry), note in zip(entries, notes, strict=False):
                 # One that we hold was only renewed: our own process stood still, and nobody else has taken it.
                 if source + id not in self._held:
-                    found.append(self._suspect(source, (id, entry), note))
-        self._next_claim = asyncio.get_running_loop().time() + (0.0 if len(found) >= limit else min(lease / 4, 5.0))
-        self._buffer.extend(found[limit:])
-        return found[:limit]
+                    self._buffer.append(self._suspect(source, (id, entry), note))
+                    found += 1
+        self._next_claim = asyncio.get_running_loop().time() + (0.0 if found >= limit else min(lease / 4, 5.0))
 
-    async def _find_forgotten(self, limit: int) -> list[Delivery]:
+    async def _find_forgotten(self) -> None:
         """After a broken call: entries that the server gave us and that never arrived. Nobody started them."""
-        found: list[Delivery] = []
         for stream, source in ((self._keys.queue, QUEUE), (self._keys.main, MAIN)):
             after = "0"
             while True:
@@ -193,13 +193,11 @@ class WorkConsumer(LeasedConsumer):
                 reading = self._client.start_reading(sub.service, self._name, 500, None, {stream: after})
                 entries = (await self._client.entries_of(reading)).get(stream, [])
                 new = [(id, entry) for id, entry in entries if entry and source + id not in self._held]
-                found += self._deliveries(source, new)
+                self._buffer.extend(self._deliveries(source, new))
                 if len(entries) < 500:
                     break
                 after = entries[-1][0].decode()
         self._forgotten = False
-        self._buffer.extend(found[limit:])
-        return found[:limit]
 
     async def _heal(self) -> None:
         """Make the group again, from where the service had finished: after FLUSHALL, failover, XGROUP DESTROY."""
