@@ -36,6 +36,7 @@ from eventbus.event import Event
 from eventbus.policy import Policy, RetryPolicy, decide
 from eventbus.service import Service
 from eventbus.settlement import Delivery
+from eventbus.shaping import Fairness, Idempotency, Rate
 from eventbus.status import ConsumerStatus, Outcome, StatusMap, park, requeue, retry
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ __all__ = [
     "Delivery",
     "Event",
     "EventBusError",
+    "Fairness",
+    "Idempotency",
     "InvalidEvent",
     "InvalidOutcome",
     "InvalidPayload",
@@ -61,6 +64,7 @@ __all__ = [
     "Policy",
     "PublishError",
     "PublishResult",
+    "Rate",
     "RetryPolicy",
     "Service",
     "Stats",

@@ -17,11 +17,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 from eventbus.event import Event
 from eventbus.facets import Facet
 from eventbus.settlement import Delivery, HeaderDelta, Settlement
+from eventbus.shaping import Fairness
+from eventbus.store import Store
+
+if TYPE_CHECKING:
+    from eventbus.forward.endpoint import EndpointState
 
 PARKING_MARGIN: Final = 64 * 1024
 """Room that `publish` keeps under the broker's size limit, so that every event can be parked with its story."""
@@ -39,6 +44,10 @@ class Capabilities:
     """How exact a delay is, in words."""
     exact_depth: bool
     """Whether Stats are exact or estimates."""
+    fair_receive: bool = False
+    """Fairness reaches all that waits; where it does not, the events a worker has fetched."""
+    key_order: bool = False
+    """Whether `ordering = "key"` can be kept; where it cannot, it is an error at start."""
     max_event_bytes: int = 16 * 1024 * 1024
     """The largest message the broker takes, headers included."""
 
@@ -67,6 +76,10 @@ class Subscription:
     dead_letters: bool = False
     """Consume the service's dead-letter queue instead of its work queue."""
     mapping: BodyMapping = field(default_factory=BodyMapping)
+    fairness: Fairness | None = None
+    """Turns by tenant; an adapter with `fair_receive` applies them to all that waits."""
+    ordered: bool = False
+    """Events of one key go to one consumer at a time, in order; a released or lost one comes again in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +140,8 @@ class Stats:
     parked: int
     oldest_parked: float | None = None
     exact: bool = True
+    endpoints: tuple[EndpointState, ...] = ()
+    """The breakers of its HTTP endpoints; filled in by a bus that runs the service, not by adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +286,10 @@ class Adapter(ABC):
     def topology(self, subscriptions: Sequence[Subscription]) -> Topology:
         """Everything these subscriptions need on the broker. Pure."""
 
+    def definitions(self, topology: Topology) -> object | None:
+        """The topology as the broker's own tools import it, ready for JSON; None where there is no such thing."""
+        return None
+
     @abstractmethod
     async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
         """Make it (`create`), or only compare (`verify`). Never deletes or changes what is there.
@@ -297,3 +316,7 @@ class Adapter(ABC):
     @abstractmethod
     async def unsubscribe(self, service: str, prefix: str) -> None:
         """Undo provision for one service. Refuses while the service still has messages, so nothing is lost."""
+
+    def store(self) -> Store | None:
+        """Where completed events and shared rates can be kept beside the messages; None if not here."""
+        return None

@@ -38,7 +38,11 @@ park_errors: Final = _meter.create_counter(
 redriven: Final = _meter.create_counter("eventbus.redriven", description="dead letters put back")
 purged: Final = _meter.create_counter("eventbus.purged", description="dead letters removed for good")
 unrouted: Final = _meter.create_counter("eventbus.unrouted", description="events without a route, or without a service")
+duplicates: Final = _meter.create_counter("eventbus.duplicates", description="completed events that came once more")
 lost: Final = _meter.create_counter("eventbus.lost", description="settlements refused: another consumer owns it now")
+breaker_state: Final = _meter.create_gauge(
+    "eventbus.breaker_state", description="breaker of an endpoint: 0 closed, 1 half-open, 2 open"
+)
 stuck: Final = _meter.create_up_down_counter("eventbus.stuck", description="threads past their deadline")
 
 

@@ -32,13 +32,19 @@ from eventbus_rabbit.values import (
 
 PARKED_ID: Final = "x-parked-id"
 """The address of a dead letter of ours."""
+HELD: Final = "x-held"
+"""On a copy in a holding queue, and on one that came back from there: its consumer died while it held it."""
+NOTED: Final = "x-crash-noted"
+"""On a copy in the work queue whose x-crashes counts the call to come, where no holding queue can be made."""
+_MARKS: Final = (PARKED_ID, HELD, NOTED)
+NO_MARKS: Final[Mapping[str, str]] = {}
 FOLDED: Final = "x-death-folded"
 """On a dead letter: how many of the rejects in its x-death are in x-retries already."""
 _DEATH: Final = (
     "x-death",
     *(f"x-{when}-death-{what}" for when in ("first", "last") for what in ("exchange", "queue", "reason")),
 )
-_BROKERS: Final = frozenset({*_DEATH, "x-delivery-count", "x-acquired-count", PARKED_ID, FOLDED})
+_BROKERS: Final = frozenset({*_DEATH, "x-delivery-count", "x-acquired-count", PARKED_ID, FOLDED, HELD, NOTED})
 """Written by the broker or by this adapter: no headers of the event."""
 _ROUTING: Final = {"CC": "x-original-cc", "BCC": "x-original-bcc"}
 """RabbitMQ sends a copy to every key in these; on a copy of ours that would reach other services."""
@@ -104,9 +110,12 @@ def outgoing(event: Event, exchange: str, key: str, frame_max: int) -> Outgoing 
 
 
 def incoming(
-    message: Message, queue: str, mapping: BodyMapping, *, back_exchange: str
+    message: Message, queue: str, mapping: BodyMapping, *, back_exchange: str | None
 ) -> tuple[Event, Mapping[str, object], History, str]:
-    """The event in a message, the reserved headers it carries, its history, and why it cannot be read (or "")."""
+    """The event in a message, the reserved headers it carries, its history, and why it cannot be read (or "").
+
+    `back_exchange` is where rejected messages come back from; None where a reject leads to no retry.
+    """
     given = message.properties
     attrs: dict[str, str] = {}
     story: dict[str, object] = {}
@@ -124,7 +133,7 @@ def incoming(
             own[name] = decode(raw)
     history = reserved.read_history(story) if story else FRESH
     key = message.key
-    if died is not None and message.exchange == back_exchange:
+    if died is not None and message.exchange == back_exchange:  # never where that is None
         # Only what came back by the retry road was rejected here; a publisher can write any x-death it likes.
         deaths, key = _deaths(died, queue, key)
         deaths -= reserved.number(decode(given.headers.get(FOLDED, b"V")))
@@ -204,8 +213,9 @@ def copy(
     parked_as: str = "",
     queue: str = "",
     body: bytes | None = None,
+    marks: Mapping[str, str] = NO_MARKS,
 ) -> Outgoing:
-    """A copy of a message with its story changed.
+    """A copy of a message with its story changed, and marks of this adapter.
 
     A copy to the work queue has no `x-death`: its count goes on in `x-retries`, because RabbitMQ 4 forgets what a
     client sends and RabbitMQ 3 counts on from it. A dead letter (`parked_as`) keeps it, as seed 4 asks.
@@ -230,6 +240,8 @@ def copy(
         deaths = rejects(message, queue)
         if deaths:
             table[FOLDED] = encode(deaths)
+    for name, mark in marks.items():
+        table[name] = encode(mark)
     if given.user_id:
         table[_USER_ID] = b"S" + len(given.user_id).to_bytes(4) + given.user_id
     properties = _copied(given, event, foreign=not message.problem and "cloudEvents:id" not in given.headers)
@@ -262,6 +274,10 @@ def _fitted(table: RawTable, excess: int) -> RawTable:
     for name in (*_CUTTABLE, *sorted(table, key=lambda name: -len(table[name]))):
         if over <= 0:
             break
-        if name in result and (name in _CUTTABLE or not reserved.is_reserved(name)) and name != PARKED_ID:
+        if (
+            name in result
+            and (name in _CUTTABLE or not reserved.is_reserved(name))
+            and name not in (PARKED_ID, HELD, NOTED)
+        ):
             over -= len(result.pop(name)) + len(name) + 1
     return result

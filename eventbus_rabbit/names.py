@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
 from eventbus.errors import ConfigError
+from eventbus.event import new_id
 from eventbus.naming import template_fields
 
 MAX_NAME: Final = 255
@@ -156,6 +157,11 @@ class Names:
         """The delay of the base retry queue, in ms."""
         return self.layout.retry_ms
 
+    @property
+    def rejects_are_retries(self) -> bool:
+        """Whether a plain reject goes round the retry loop; in seed 0 it goes to the dead letters."""
+        return self.reject_exchange == self.retry_exchange
+
     def tier_queue(self, ms: int) -> str:
         """The queue of one tier."""
         return self._format(self.layout.tier_queue, ms)
@@ -163,6 +169,15 @@ class Names:
     def tier_key(self, ms: int) -> str:
         """The routing key of one tier on the retry exchange."""
         return self._format(self.layout.tier_key, ms)
+
+    def holding_queue(self, mark: str) -> str:
+        """The queue of one consumer for what it holds with a note."""
+        return f"{self.retry_queue}.held.{mark}"
+
+    @property
+    def notes_queue(self) -> str:
+        """Where the notes of a service stand that keeps the order of keys."""
+        return f"{self.queue}.notes"
 
     def tiers(self) -> list[int]:
         """Every delay that may have a queue, shortest first."""
@@ -206,7 +221,8 @@ def names_of(chosen: Layout, service: str, prefix: str) -> Names:
         fill(chosen.back_exchange),
         fill(chosen.back_key),
     )
-    longest = max((found.tier_queue(max(TIERS)), found.retry_exchange, found.dead_letter_queue), key=len)
+    candidates = (found.tier_queue(max(TIERS)), found.holding_queue(new_id()), found.retry_exchange)
+    longest = max((*candidates, found.dead_letter_queue), key=len)
     if len(longest.encode()) > MAX_NAME:
         raise ConfigError(f"{longest}: RabbitMQ takes names of at most {MAX_NAME} bytes; shorten service or prefix")
     return found
@@ -228,8 +244,10 @@ def tier_for(tiers: list[int], delay: float) -> int:
     """The road for a delay: the longest that is not longer than it, else the shortest there is.
 
     What is left after the road is waited for by the worker, or is one more, shorter road: the due time is in the
-    message. So a message is never early, and never late by more than its own delay (or the shortest road).
+    message. So a message is never early, and never late by more than its own delay (or the shortest road). A road that
+    is longer by a little counts as fitting: the time since the verdict must not send a retry of 5 s by way of 4 s.
     """
     ms = int(delay * 1000 + 0.5)
+    ms += max(min(50, ms // 10), ms // 50)
     fitting = [tier for tier in tiers if tier <= ms]
     return fitting[-1] if fitting else tiers[0]

@@ -162,7 +162,7 @@ class RabbitParking(Parking):
         return reserved.number(story.get(reserved.FINAL_RETRIES)) or rejects(message, self._names.queue)
 
     def _parked(self, address: str, message: Message) -> Parked:
-        event, story, _, _ = incoming(message, self._names.queue, self._mapping, back_exchange="")
+        event, story, _, _ = incoming(message, self._names.queue, self._mapping, back_exchange=None)
         found = dict(story)
         raw = message.properties.headers.get("x-death")
         if raw is not None:

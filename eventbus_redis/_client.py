@@ -103,6 +103,11 @@ class Client:
         with translated(self.address):
             return _by_stream(await asyncio.shield(reading), parsed=self._cluster)
 
+    async def wait_for(self, stream: str, after: str, block: int) -> None:
+        """Return when a stream has an entry after an id, or after `block` milliseconds. Nothing is consumed."""
+        with translated(self.address):
+            await self._call("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", stream, after, at=stream)
+
     async def entries(self, stream: str, start: str, count: int) -> list[Entry]:
         """Entries of a stream from an id on."""
         with translated(self.address):

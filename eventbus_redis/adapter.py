@@ -25,9 +25,12 @@ from eventbus.event import Event
 from eventbus_redis import _scripts, options, preconditions
 from eventbus_redis._client import AnyClient, Client
 from eventbus_redis.letters import LetterConsumer
+from eventbus_redis.ordered import OrderedConsumer
 from eventbus_redis.parking import RedisParking
 from eventbus_redis.publishing import Outbox
+from eventbus_redis.store import RedisStore
 from eventbus_redis.topology import topology
+from eventbus_redis.turns import FairConsumer
 from eventbus_redis.work import WorkConsumer
 
 TRIM_GUARD: Final = 400
@@ -47,6 +50,8 @@ class RedisAdapter(Adapter):
         multi_process=True,
         delay_precision="never early, at most 250 ms late",
         exact_depth=True,
+        fair_receive=True,
+        key_order=True,
         max_event_bytes=16 * 1024 * 1024,
     )
 
@@ -112,7 +117,8 @@ class RedisAdapter(Adapter):
     async def unsubscribe(self, service: str, prefix: str) -> None:
         """Undo provision; refused while the service has messages or dead letters."""
         k = self.options.names.of_service(service, prefix)
-        keys = (k.main, k.services, k.queue, k.retry, k.payload, k.notes, *k.letters)
+        mine = (k.queue, k.retry, k.payload, k.notes, k.reader, k.turns, k.turns_number)
+        keys = (k.main, k.services, *mine, *k.letters)
         left = await self.client.run(_scripts.UNSUBSCRIBE, keys, (service,))
         if left < 0:
             raise self._unknown(service)
@@ -141,7 +147,15 @@ class RedisAdapter(Adapter):
 
     def consume(self, subscription: Subscription) -> Consumer:
         """A consumer of the service's queue, or of its dead letters."""
-        return LetterConsumer(self, subscription) if subscription.dead_letters else WorkConsumer(self, subscription)
+        if subscription.dead_letters:
+            return LetterConsumer(self, subscription)
+        if subscription.ordered:
+            return OrderedConsumer(self, subscription)
+        return (FairConsumer if subscription.fairness else WorkConsumer)(self, subscription)
+
+    def store(self) -> RedisStore:
+        """On the same server, by the same connections."""
+        return RedisStore(self.client)
 
     # --- look ------------------------------------------------------------------------------------------------
 
@@ -152,7 +166,7 @@ class RedisAdapter(Adapter):
     async def stats(self, service: str, prefix: str) -> Stats:
         """Depths. A few unread entries are counted; many are the server's own figure, which `exact` tells apart."""
         k = self.options.names.of_service(service, prefix)
-        keys = (k.main, k.services, k.queue, k.retry, k.dlq)
+        keys = (k.main, k.services, k.queue, k.retry, k.dlq, k.turns_number)
         found = await self.client.run(_scripts.STATS, keys, (service, COUNTED_AT_ONCE))
         if found == -1:
             raise self._unknown(service)

@@ -53,6 +53,12 @@ class ServiceKeys:
     """Dead letters being read or waiting for another try, by the time they can be read again."""
     owners: str
     """Who reads which dead letter."""
+    turns: str
+    """The row of tenants, and the beginning of the names of their lists."""
+    turns_number: str
+    """How many events wait in those lists."""
+    reader: str
+    """Who reads for a service that keeps the order of keys."""
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -61,8 +67,8 @@ class ServiceKeys:
 
     def all(self) -> tuple[str, ...]:
         """Every key."""
-        shared = (self.main, self.services, self.queue, self.notes, self.retry, self.payload)
-        return shared + self.letters
+        own = (self.queue, self.notes, self.turns, self.turns_number, self.reader, self.retry, self.payload)
+        return (self.main, self.services, *own, *self.letters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,9 @@ class Names:
             tallies=tuple(f"{dlq}:tally:{facet}" for facet in FACETS),
             waiting=f"{dlq}:waiting",
             owners=f"{dlq}:owners",
+            turns=f"{queue}:turns",
+            turns_number=f"{queue}:turns@",
+            reader=f"{queue}:reader",
         )
 
 

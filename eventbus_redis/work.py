@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -42,6 +43,11 @@ Held: TypeAlias = tuple[Receipt, Delivery, Settlement]
 class WorkConsumer(LeasedConsumer):
     """Reads both streams in one call; moves what is due before it; claims what vanished consumers held."""
 
+    _released = "l"
+    """How the settling script is told to hand something back."""
+    _ahead = True
+    """Whether the next entries are read while those before them are handled."""
+
     def __init__(self, adapter: RedisAdapter, subscription: Subscription) -> None:
         super().__init__(adapter, subscription)
         self.queue = self._keys.queue
@@ -54,6 +60,20 @@ class WorkConsumer(LeasedConsumer):
         self._settled = True
         self._parked = False
         self._cleaned = self._swept = 0.0
+
+    async def __aenter__(self) -> WorkConsumer:
+        await super().__aenter__()
+        if self._keys.main in self._streams:
+            await self._end_turns()
+        return self
+
+    async def _end_turns(self) -> None:
+        """What still waits for its tenant's turn, from when this service had fairness, goes to its stream at once."""
+        keys = (self._keys.main, self._keys.queue, self._keys.turns)
+        for window in itertools.count(1000, 1000):
+            left = (await self._client.run(_scripts.TURNS, keys, (self._subscription.service, 0, window, window)))[1]
+            if not left:
+                return
 
     # --- receive ---------------------------------------------------------------------------------------------
 
@@ -90,12 +110,16 @@ class WorkConsumer(LeasedConsumer):
             return self._left_over(limit)
         if now >= self._next_move:
             await self._move()
+        return await self._take_new(limit, until)
+
+    async def _take_new(self, limit: int, until: float) -> list[Delivery]:
         if self._reading is None:
-            now = loop.time()
+            now = asyncio.get_running_loop().time()
             wait = min(until, now + BLOCK, self._next_move, self._next_claim) - now
             self._read(min(limit, READ_AT_ONCE), max(1, math.ceil(wait * 1000)))
         found = self._admit(await self._entries(), limit)
-        if len(found) >= READ_AT_ONCE and 2 * READ_AT_ONCE <= self._subscription.prefetch - len(self._held):
+        room = self._subscription.prefetch - len(self._held)
+        if self._ahead and len(found) >= READ_AT_ONCE and room >= 2 * READ_AT_ONCE:
             # There is more, and room for it from both streams: the server gets it ready while these are handled.
             self._read(READ_AT_ONCE, None)
         return found
@@ -144,10 +168,10 @@ class WorkConsumer(LeasedConsumer):
             deliveries.append(delivery)
         return deliveries
 
-    def _suspect(self, source: bytes, entry: Entry, note: bytes | None) -> Delivery:
+    def _inherited(self, source: bytes, entry: Entry, note: bytes | None, *, suspect: bool) -> Delivery:
         """An entry that another consumer held, with the story that was written beside it."""
         (delivery,) = self._deliveries(source, [entry])
-        delivery.suspect = True
+        delivery.suspect = suspect
         if note is not None:
             receipt = receipt_of(delivery)
             receipt.story, receipt.noted = fields.from_json(note), True
@@ -180,7 +204,7 @@ class WorkConsumer(LeasedConsumer):
             for (id, entry), note in zip(entries, notes, strict=False):
                 # One that we hold was only renewed: our own process stood still, and nobody else has taken it.
                 if source + id not in self._held:
-                    self._buffer.append(self._suspect(source, (id, entry), note))
+                    self._buffer.append(self._inherited(source, (id, entry), note, suspect=True))
                     found += 1
         self._next_claim = asyncio.get_running_loop().time() + (0.0 if found >= limit else min(lease / 4, 5.0))
 
@@ -290,7 +314,7 @@ class WorkConsumer(LeasedConsumer):
     ) -> tuple[Argument, ...]:
         """What the script needs to make a copy."""
         assert not isinstance(settlement, Ack)
-        op, wait = "l", 0
+        op, wait = self._released, 0
         if isinstance(settlement, Park):
             op, self._parked = "p", True
         elif not isinstance(settlement, Release):

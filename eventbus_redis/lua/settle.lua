@@ -1,7 +1,7 @@
--- KEYS main, queue, retry, payload, notes, dlq, ids, tallies. ARGV: service, consumer; ids to acknowledge of main, with blanks
--- between them; the same of queue; then each copy: op, m|q, id, story, delay ms, event id,
--- facets, number of fields given, fields.
--- op: r retry, p park, l release. Answers two lists of positions: no longer ours; ours, but the entry is gone
+-- KEYS main, queue, retry, payload, notes, dlq, ids, tallies. ARGV: service, consumer; ids to acknowledge of main, with
+-- blanks between them; the same of queue; then each copy: op, m|q, id, story, delay ms, event id, facets, number of
+-- fields given, fields. op: r retry, p park, l release, k release in its place.
+-- Answers two lists of positions: no longer ours; ours, but the entry is gone
 -- from its stream (somebody trimmed it), so that the copy needs its fields from the caller.
 local service, consumer = ARGV[1], ARGV[2]
 local lost, bare = {}, {}
@@ -40,7 +40,11 @@ while at <= last do
       local entry = redis.call('XRANGE', key, id, id)[1]
       fields = entry and entry[2]
     end
-    if not fields then
+    if op == 'k' then
+      -- It stays pending, with its story beside it, for the next reader; owned by nobody, as after let_go.lua.
+      if story ~= '' then redis.call('HSET', KEYS[5], source .. id, story) end
+      redis.call('XCLAIM', key, service, '@released', 0, id, 'IDLE', '31536000000', 'JUSTID')
+    elseif not fields then
       bare[#bare + 1] = position
     else
       if op == 'r' then
