@@ -27,6 +27,7 @@ class OrderedConsumer(WorkConsumer):
     """
 
     _released = "k"
+    _ahead = False  # what a reader has read must be known the moment it is not the reader any more
 
     def __init__(self, adapter: RedisAdapter, subscription: Subscription) -> None:
         super().__init__(adapter, subscription)
@@ -51,12 +52,10 @@ class OrderedConsumer(WorkConsumer):
                 if not found:
                     await asyncio.sleep(0.05)
                 return found
+        if not self._buffer and self._forgotten:
+            await self._find_forgotten()
         if self._buffer:
-            return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
-        if self._forgotten:
-            found = await self._find_forgotten(limit)
-            if found:
-                return found
+            return self._left_over(limit)
         self._next_claim = loop.time() + 1.0
         if loop.time() >= self._next_move:
             await self._move()
@@ -95,8 +94,8 @@ class OrderedConsumer(WorkConsumer):
         if not left:
             self._inherit.remove(source)
         return [
-            self._delivery(source, id, entry, note, word != b"1")
-            for (id, entry), note, word in zip(entries, notes, released, strict=True)
+            self._inherited(source, entry, note, suspect=word != b"1")
+            for entry, note, word in zip(entries, notes, released, strict=True)
         ], bool(left or self._inherit)
 
     async def _renew(self) -> None:
