@@ -15,10 +15,12 @@ Three promises an adapter makes:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
+from eventbus.errors import BrokerError
 from eventbus.event import Event
 from eventbus.facets import Facet
 from eventbus.settlement import Delivery, HeaderDelta, Settlement
@@ -199,13 +201,26 @@ class Parking(ABC):
 
     async def find(self, event_id: str) -> list[Parked]:
         """Letters of one event id. Adapters with an index do better than this scan."""
-        found, cursor = [], None
-        while True:
-            page = await self.browse(cursor, 500)
-            found += [letter for letter in page.letters if letter.event.id == event_id]
-            cursor = page.next
-            if cursor is None:
-                return found
+        return await self.find_all([event_id])
+
+    async def find_all(self, event_ids: Collection[str]) -> list[Parked]:
+        """Letters of several event ids, in one look. Adapters with an index do better than this scan."""
+        found, cursor, wanted = [], None, set(event_ids)
+        async with self.looking():
+            while True:
+                page = await self.browse(cursor, 500)
+                found += [letter for letter in page.letters if letter.event.id in wanted]
+                cursor = page.next
+                if cursor is None:
+                    return found
+
+    def looking(self) -> AbstractAsyncContextManager[None]:
+        """Around an operation of many pages and moves, one after the other: an adapter may keep its place meanwhile."""
+        return nullcontext()
+
+    async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
+        """Park letters that stand in a file, each with its story as it is; returns once they are durable."""
+        raise BrokerError("this broker's adapter cannot import dead letters")
 
     async def tally(self, by: Facet) -> Mapping[str, int] | None:
         """How many letters have each value of a facet (`facets(event, headers)` says a letter's), from an index.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -324,12 +324,15 @@ class Bus:
 
     # --- looking ---------------------------------------------------------------------------------------------
 
-    def dead_letters(self, service: str | Service) -> DeadLetters:
-        """A service's dead-letter queue."""
+    def dead_letters(self, service: str | Service, *, tenants: Collection[str] | None = None) -> DeadLetters:
+        """A service's dead-letter queue; with `tenants`, what there is of theirs in it and nothing else."""
         from eventbus.parking import DeadLetters
 
         name, prefix = _name_of(service)
-        return DeadLetters(self.adapter.parking(name, prefix), name, now=self._clock.now)
+        parking = self.adapter.parking(name, prefix)
+        return DeadLetters(
+            parking, name, now=self._clock.now, stats=lambda: self.adapter.stats(name, prefix), tenants=tenants
+        )
 
     async def stats(self, service: str | Service) -> Stats:
         """How many messages of a service are ready, in flight, delayed, parked; how its endpoints do, if run here."""

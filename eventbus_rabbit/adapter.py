@@ -270,8 +270,8 @@ class RabbitAdapter(Adapter):
     def parking(self, service: str, prefix: str) -> RabbitParking:
         """The service's dead letters."""
         names = self._names(service, prefix)
-        scanner = Scanner(self._consuming, self._copies, names.dead_letter_queue)
         rotates = self._options.queue_type == "quorum"
+        scanner = Scanner(self._consuming, self._copies, names.dead_letter_queue, quorum=rotates)
         roads = self._roads_of(names)
         return RabbitParking(scanner, self._copies, names, roads, BodyMapping(), rotates=rotates)
 

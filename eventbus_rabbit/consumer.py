@@ -16,13 +16,12 @@ from typing import Final
 from eventbus import headers as reserved
 from eventbus.adapter import Consumer, Settled, Subscription
 from eventbus.errors import BrokerError, BrokerUnavailable, EventBusError
-from eventbus.event import new_id
 from eventbus.failpoints import failpoint
 from eventbus.settlement import Ack, Delivery, HeaderDelta, Park, Release, Requeue, Retry, Settlement
 from eventbus_rabbit._errors import NotFound, Refused
 from eventbus_rabbit.holding import Holding
 from eventbus_rabbit.link import Link
-from eventbus_rabbit.messages import HELD, NO_MARKS, NOTED, Message, copy, incoming
+from eventbus_rabbit.messages import HELD, NO_MARKS, NOTED, Message, copy, incoming, new_mark
 from eventbus_rabbit.names import Names
 from eventbus_rabbit.publisher import Outgoing, Publisher
 from eventbus_rabbit.roads import Roads
@@ -216,7 +215,7 @@ class RabbitConsumer(Consumer):
         names, road, parked_as = self._names, 0, ""
         if isinstance(settlement, Park):
             exchange, key = names.dead_letter_exchange, names.dead_letter_key
-            parked_as = new_id()
+            parked_as = new_mark()
         elif isinstance(settlement, (Retry, Requeue)):
             road, key = await self._roads.choose(settlement.due_at)
             exchange = names.retry_exchange

@@ -84,6 +84,13 @@ def encode(event: Event) -> Fields:
     return fields
 
 
+def with_body(entry: Fields, body: bytes) -> bytes:
+    """What the field `data` of an entry becomes when its event gets another body."""
+    found = dict(zip(entry[::2], entry[1::2], strict=False))
+    kind = found.get(b"datacontenttype")
+    return wire.with_body(found.get(b"data", b""), None if kind is None else _text(kind), body)
+
+
 def size_of(fields: Iterable[bytes]) -> int:
     """Bytes that fields take."""
     return sum(map(len, fields))

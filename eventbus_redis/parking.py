@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from eventbus import headers
@@ -16,6 +16,7 @@ from eventbus_redis._client import Argument, Entry
 if TYPE_CHECKING:
     from eventbus_redis.adapter import RedisAdapter
 
+RESTORE_AT_ONCE: Final = 200
 _ADDRESS: Final = re.compile(r"\d{1,15}-\d{1,20}")
 
 
@@ -43,6 +44,10 @@ class RedisParking(Parking):
         found = await self._adapter.client.field(self._keys.ids, event_id)
         return [_letter(entry) for entry in await self._get(found.split())] if found else []
 
+    async def find_all(self, event_ids: Collection[str]) -> list[Parked]:
+        """By the index of event ids."""
+        return [letter for id in event_ids for letter in await self.find(id)]
+
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
         """Back to the service's own stream (or its retry road) and out of here, in one step."""
         await self._check()
@@ -57,8 +62,9 @@ class RedisParking(Parking):
             # A letter's story never changes where it stands, so it can be read first and written later.
             _, story, _, _ = fields.decode(*entry, BodyMapping())
             given = letter.body is not None
+            body = fields.with_body(entry[1], letter.body) if letter.body is not None else b""
             arguments += (letter.address, fields.to_json(headers.merge(story, letter.headers)))
-            arguments += (round(letter.delay * 1000), int(given), letter.body or b"")
+            arguments += (round(letter.delay * 1000), int(given), body)
             order.append(letter.address)
         gone: list[int] = []
         if order:
@@ -75,6 +81,19 @@ class RedisParking(Parking):
         gone = await self._adapter.client.run(_scripts.LETTERS_REMOVE, self._keys.letters, known)
         removed = set(known) - {known[position - 1] for position in gone}
         return ["done" if address in removed else "gone" for address in addresses]
+
+    async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
+        """Added as they were, each with the index of its event id."""
+        await self._check()
+        for start in range(0, len(letters), RESTORE_AT_ONCE):
+            arguments: list[Argument] = []
+            for letter in letters[start : start + RESTORE_AT_ONCE]:
+                taken = headers.moment(letter.headers.get(headers.ENQUEUED_AT))
+                entry = [*fields.encode(letter.event), fields.STORY, fields.to_json(letter.headers)]
+                entry += (fields.ORIGIN, f"{round(taken * 1000)}-0".encode(), fields.EVENT_ID, letter.event.id.encode())
+                arguments += (letter.event.id, len(entry), *entry)
+            await self._adapter.client.run(_scripts.LETTERS_RESTORE, (self._keys.dlq, self._keys.ids), arguments)
+        return ["done"] * len(letters)
 
     async def depth(self) -> int:
         """How many stand here."""

@@ -2,6 +2,21 @@
 -- KEYS queue, retry, payload, dlq, ids, waiting, owners, tallies. ARGV per letter: id, story, delay ms, 1 if a body is given,
 -- body. Back to the service's own stream, or to the retry road, and out of the dead letters in one step.
 -- Answers the positions of those that no longer stood there.
+local BODIES = {'data', 'body', 'payload', 'message', '__data__'}
+
+local function set_body(copy, body)
+  for _, name in ipairs(BODIES) do
+    for i = 1, #copy, 2 do
+      if copy[i] == name then
+        copy[i + 1] = body
+        return
+      end
+    end
+  end
+  copy[#copy + 1] = 'data'
+  copy[#copy + 1] = body
+end
+
 local gone = {}
 for at = 1, #ARGV, 5 do
   local id, wait = ARGV[at], tonumber(ARGV[at + 2])
@@ -11,9 +26,7 @@ for at = 1, #ARGV, 5 do
   else
     local copy = copy_of(entry[2], id, ARGV[at + 1])
     if ARGV[at + 3] == '1' then
-      for i = 1, #copy, 2 do
-        if copy[i] == 'data' then copy[i + 1] = ARGV[at + 4] end
-      end
+      set_body(copy, ARGV[at + 4])
     end
     if wait > 0 then delay(KEYS[2], KEYS[3], 'd' .. id, wait, copy)
     else redis.call('XADD', KEYS[1], '*', unpack(copy)) end
