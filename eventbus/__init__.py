@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from eventbus.adapter import BodyMapping, PublishResult, Stats
 from eventbus.batch import Batch
 from eventbus.bus import Bus
+from eventbus.canary import Canary
 from eventbus.errors import (
     AdapterMissing,
     BrokerError,
@@ -30,6 +31,7 @@ from eventbus.errors import (
     PublishError,
     TopologyMismatch,
     Undecodable,
+    UnknownLetter,
     UnknownService,
 )
 from eventbus.event import Event
@@ -49,6 +51,7 @@ __all__ = [
     "BrokerError",
     "BrokerUnavailable",
     "Bus",
+    "Canary",
     "ConfigError",
     "ConsumerStatus",
     "DeadLetter",
@@ -71,6 +74,7 @@ __all__ = [
     "StatusMap",
     "TopologyMismatch",
     "Undecodable",
+    "UnknownLetter",
     "UnknownService",
     "decide",
     "park",

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ from eventbus.registry import open_adapter
 from eventbus.service import Service
 
 if TYPE_CHECKING:
+    from eventbus.forward.endpoint import Endpoint
     from eventbus.forward.port import Sender
     from eventbus.parking import DeadLetters
     from eventbus.scheduling.fairness import TenantTurns
@@ -63,7 +65,6 @@ class Bus:
         self._clock = clock or SystemClock()
         self._observe = observe
         self._sender = sender
-        self._own_sender: Sender | None = None
         self._max_bytes = self.adapter.capabilities.max_event_bytes - PARKING_MARGIN
         self._workers: list[Worker | DeadLetterWorker] = []
         self._stores: dict[str | None, Store] = {}
@@ -99,9 +100,6 @@ class Bus:
     async def aclose(self) -> None:
         """Disconnect."""
         self._open = False
-        if self._own_sender is not None:
-            await self._own_sender.aclose()
-            self._own_sender = None
         await self.adapter.aclose()
 
     # --- publishing ------------------------------------------------------------------------------------------
@@ -255,10 +253,12 @@ class Bus:
         if self._workers:
             raise ConfigError("this bus already runs services; pass all of them to one run() or serving()")
         await self.provision(*services)
-        await self._open_endpoints(services)
         stack = AsyncExitStack()
         finished: asyncio.Future[int] | None = None
         try:
+            for endpoint in _endpoints(services):
+                stack.push_async_callback(endpoint.aclose)
+                await endpoint.open(self._sender, now=self._clock.now)
             for service in services:
                 await self._open_stores(service, stack)
             for service in services:
@@ -322,29 +322,26 @@ class Bus:
                 stack.push_async_callback(checked.aclose)
                 self._stores[url] = checked
 
-    async def _open_endpoints(self, services: Sequence[Service]) -> None:
-        endpoints = [route.endpoint for service in services for route in service.routes if route.endpoint]
-        if not endpoints:
-            return
-        if self._sender is None and self._own_sender is None:
-            from eventbus.forward.endpoint import default_sender
-
-            self._own_sender = default_sender()
-        for endpoint in endpoints:
-            await endpoint.open(self._sender or self._own_sender)
-
     # --- looking ---------------------------------------------------------------------------------------------
 
-    def dead_letters(self, service: str | Service) -> DeadLetters:
-        """A service's dead-letter queue."""
+    def dead_letters(self, service: str | Service, *, tenants: Collection[str] | None = None) -> DeadLetters:
+        """A service's dead-letter queue; with `tenants`, what there is of theirs in it and nothing else."""
         from eventbus.parking import DeadLetters
 
         name, prefix = _name_of(service)
-        return DeadLetters(self.adapter.parking(name, prefix), name, now=self._clock.now)
+        parking = self.adapter.parking(name, prefix)
+        return DeadLetters(
+            parking, name, now=self._clock.now, stats=lambda: self.adapter.stats(name, prefix), tenants=tenants
+        )
 
     async def stats(self, service: str | Service) -> Stats:
-        """How many messages of a service are ready, in flight, delayed and parked."""
-        return await self.adapter.stats(*_name_of(service))
+        """How many messages of a service are ready, in flight, delayed, parked; how its endpoints do, if run here."""
+        found = await self.adapter.stats(*_name_of(service))
+        name = _name_of(service)[0]
+        mine = [worker.service for worker in self._workers if worker.service.name == name]
+        if not mine:
+            return found
+        return replace(found, endpoints=tuple(endpoint.state for endpoint in _endpoints(mine[:1])))
 
     async def unsubscribe(self, service: str | Service) -> None:
         """Undo the subscription of a service; refused while it still has messages."""
@@ -385,6 +382,10 @@ class Bus:
     def _check_open(self) -> None:
         if not self._open:
             raise BrokerError("the bus is not open; use it inside `async with Bus(...) as bus:`")
+
+
+def _endpoints(services: Sequence[Service]) -> list[Endpoint]:
+    return [route.endpoint for service in services for route in service.routes if route.endpoint is not None]
 
 
 async def _together(workers: Sequence[Worker | DeadLetterWorker]) -> int:

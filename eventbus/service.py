@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from eventbus.forward.auth import Auth
     from eventbus.forward.breaker import Breaker
     from eventbus.forward.endpoint import Endpoint
+    from eventbus.forward.port import Sender
+    from eventbus.forward.tls import Tls
 
 T = TypeVar("T")
 Handler = TypeVar("Handler", bound=Callable[..., object])
@@ -40,6 +42,11 @@ class BatchWindow:
     size: int = 1000
     timeout: float = 1.0
     on_error: Literal["split", "fail-all"] = "split"
+
+    def __post_init__(self) -> None:
+        _count("batch.size", self.size)
+        _positive("batch.timeout", self.timeout)
+        _one_of("batch.on_error", self.on_error, ("split", "fail-all"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,26 +240,54 @@ class Service:
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
         status: StatusRules | None = None,
-        mode: Literal["binary", "structured", "raw"] = "binary",
+        mode: Literal["binary", "structured", "raw", "batch"] = "binary",
+        batch: BatchWindow | None = None,
         sign: Sequence[str] | str | None = None,
         breaker: Breaker | bool = True,
         auth: Auth | None = None,
         rate: Rate | Sequence[Rate] = (),
+        tls: Tls | None = None,
+        egress: Literal["any", "public-only"] = "any",
+        sender: Sender | Literal["lean", "aiohttp"] | None = None,
     ) -> None:
-        """POST events of this type or pattern to an HTTP endpoint; its status decides."""
+        """POST events of this type or pattern to an HTTP endpoint; its status decides.
+
+        `concurrency` is also how many connections it gets. `mode="batch"` sends many events in one POST, filled as
+        `batch` says: `BatchWindow(size=100, timeout=1.0)` unless given; `concurrency` is then 2 unless given.
+        """
         from eventbus.forward.endpoint import Endpoint, printable
 
+        if batch is not None and mode != "batch":
+            raise ConfigError(f"{self.name}: batch goes with mode='batch' only; {pattern!r} has mode={mode!r}")
+        if mode == "batch":
+            batch, concurrency = batch or BatchWindow(size=100), concurrency or 2
         limit = self._timeout_of(pattern, timeout)
-        endpoint = Endpoint(to, timeout=limit, mode=mode, sign=sign, breaker=breaker, auth=auth)
+        at_once = self._concurrency_of(pattern, concurrency)
+        endpoint = Endpoint(
+            to,
+            timeout=limit,
+            mode=mode,
+            sign=sign,
+            breaker=breaker,
+            auth=auth,
+            tls=tls,
+            egress=egress,
+            connections=at_once,
+            halving=batch is None or batch.on_error == "split",
+            sender=sender,
+        )
+        # A batch endpoint is called with the Batch, any other with the Delivery.
+        decode = None if batch is not None else payload.decoder(Delivery)
         self._add(
             Route(
                 pattern=pattern,
                 name=printable(to),
-                call=endpoint,
-                signature=payload.Signature((payload.decoder(Delivery),), is_async=True),
+                call=endpoint if batch is None else endpoint.send_batch,
+                signature=payload.Signature((decode,), is_async=True),
                 policy=self._policy_of(retry, status, None),
-                concurrency=self._concurrency_of(pattern, concurrency),
+                concurrency=at_once,
                 timeout=limit + 5.0,  # the sender keeps the route's own; this one is the net below it
+                batch=batch,
                 endpoint=endpoint,
                 rates=_rates(f"{pattern}.rate", rate),
             )

@@ -38,7 +38,7 @@ from eventbus_rabbit.provisioning import Provisioner
 from eventbus_rabbit.publisher import Outgoing, Publisher
 from eventbus_rabbit.roads import Roads
 from eventbus_rabbit.scanning import Scanner
-from eventbus_rabbit.topology import Queue, check_distinct, describe, exchanges, queues
+from eventbus_rabbit.topology import Queue, check_distinct, definitions, describe, exchanges, queues, weaknesses
 
 log = logging.getLogger("eventbus.rabbit")
 _STORED = PublishResult("stored", subscribed=True)
@@ -98,12 +98,8 @@ class RabbitAdapter(Adapter):
         except EventBusError:
             await self._consuming.aclose()
             raise
-        if self._options.queue_type == "classic" and self._consuming.version >= (4,):
-            log.warning(
-                "classic queues on RabbitMQ %s: a killed broker may lose retries whose delay ended in its last second; "
-                "queue_type = 'quorum' does not",
-                ".".join(str(part) for part in self._consuming.version),
-            )
+        for weakness in weaknesses(self._options.queue_type, self._options.retry, self._consuming.version):
+            log.warning(weakness)
 
     async def aclose(self) -> None:
         """Disconnect."""
@@ -119,6 +115,10 @@ class RabbitAdapter(Adapter):
         plans = [self._plan(sub) for sub in subscriptions]
         check_distinct(plans)
         return describe(plans)
+
+    def definitions(self, topology: Topology) -> dict[str, object]:
+        """`definitions.json`, as `rabbitmqctl import_definitions` reads it."""
+        return definitions(topology, self._options.vhost)
 
     async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
         """Make what is missing; compare what is there."""
@@ -270,8 +270,8 @@ class RabbitAdapter(Adapter):
     def parking(self, service: str, prefix: str) -> RabbitParking:
         """The service's dead letters."""
         names = self._names(service, prefix)
-        scanner = Scanner(self._consuming, self._copies, names.dead_letter_queue)
         rotates = self._options.queue_type == "quorum"
+        scanner = Scanner(self._consuming, self._copies, names.dead_letter_queue, quorum=rotates)
         roads = self._roads_of(names)
         return RabbitParking(scanner, self._copies, names, roads, BodyMapping(), rotates=rotates)
 

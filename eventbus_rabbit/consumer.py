@@ -10,18 +10,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from eventbus import headers as reserved
 from eventbus.adapter import Consumer, Settled, Subscription
 from eventbus.errors import BrokerError, BrokerUnavailable, EventBusError
-from eventbus.event import new_id
 from eventbus.failpoints import failpoint
 from eventbus.settlement import Ack, Delivery, HeaderDelta, Park, Release, Requeue, Retry, Settlement
 from eventbus_rabbit._errors import NotFound, Refused
 from eventbus_rabbit.holding import Holding
 from eventbus_rabbit.link import Link
-from eventbus_rabbit.messages import HELD, NO_MARKS, NOTED, Message, copy, incoming
+from eventbus_rabbit.messages import HELD, NO_MARKS, NOTED, Message, copy, incoming, new_mark
 from eventbus_rabbit.names import Names
 from eventbus_rabbit.publisher import Outgoing, Publisher
 from eventbus_rabbit.roads import Roads
@@ -59,6 +59,7 @@ class RabbitConsumer(Consumer):
         self._repair = repair
         self._closed_callback = closed
         self._holding = holding
+        self._rejects_from = names.back_exchange if names.rejects_are_retries else None
         self._woken = False
         self._closed = False
         self._session = self._new_session()
@@ -101,8 +102,10 @@ class RabbitConsumer(Consumer):
 
     def _delivery(self, session: Session, message: Message) -> Delivery:
         event, _, history, problem = incoming(
-            message, self.queue, self._subscription.mapping, back_exchange=self._names.back_exchange
+            message, self.queue, self._subscription.mapping, back_exchange=self._rejects_from
         )
+        if history.crashes and self._holding.survived(message):
+            history = replace(history, crashes=history.crashes - 1)
         stamp = message.properties.timestamp or 0
         delivery = Delivery(
             event,
@@ -212,7 +215,7 @@ class RabbitConsumer(Consumer):
         names, road, parked_as = self._names, 0, ""
         if isinstance(settlement, Park):
             exchange, key = names.dead_letter_exchange, names.dead_letter_key
-            parked_as = new_id()
+            parked_as = new_mark()
         elif isinstance(settlement, (Retry, Requeue)):
             road, key = await self._roads.choose(settlement.due_at)
             exchange = names.retry_exchange

@@ -73,7 +73,23 @@ class Holding:
         self._settling = settling
         self._lock = asyncio.Lock()
         self.lost: Callable[[list[Delivery]], None] = lambda deliveries: None
-        self.session = HoldingSession(self.lost)
+        self.session = HoldingSession(self._lose)
+        self._survived: set[bytes] = set()
+
+    def _lose(self, deliveries: list[Delivery]) -> None:
+        """The channel is gone, and we are not: whatever these did, they did not kill their process."""
+        for delivery in deliveries:
+            if delivery.noted and isinstance(delivery.receipt, Receipt):
+                self._survived.add(delivery.receipt.message.properties.headers[HELD])
+        self.lost(deliveries)
+
+    def survived(self, message: Message) -> bool:
+        """Whether a message that came back counts a crash which we know was none."""
+        mark = message.properties.headers.get(HELD, b"")
+        if mark not in self._survived:
+            return False
+        self._survived.remove(mark)
+        return True
 
     async def swap(self, delivery: Delivery, receipt: Receipt, copy: Callable[[str, str], Outgoing]) -> bool:
         """Put a copy made by `copy(queue, mark)` in the place of the delivery; False if the delivery is lost.
@@ -108,7 +124,7 @@ class Holding:
     async def _ready(self) -> HoldingSession:
         async with self._lock:
             if not self.session.alive:
-                session = HoldingSession(self.lost)
+                session = HoldingSession(self._lose)
                 wanted = holding_queue(self._names, new_id(), self._queue_type)
                 async with self._link.throwaway() as wire:
                     await wire.declare_queue(wanted.name, wanted.arguments)

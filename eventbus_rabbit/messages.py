@@ -6,6 +6,9 @@ read by its properties; what it carries, it keeps to the byte.
 
 from __future__ import annotations
 
+import itertools
+import random
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -54,6 +57,14 @@ HEADROOM: Final = 16 * 1024
 _CUTTABLE: Final = (*_DEATH, reserved.ATTEMPTS, reserved.RETRY_REASON, reserved.FINAL_ERROR)
 
 
+_turns = itertools.count(random.getrandbits(16))
+
+
+def new_mark() -> str:
+    """The address of a letter that is parked now: in the order of time, and of parking within a process."""
+    return f"{time.time_ns() // 1_000_000:012x}{next(_turns) & 0xFFFFFFFF:08x}{random.getrandbits(48):012x}"
+
+
 class Message:
     """A message as it was delivered."""
 
@@ -78,8 +89,10 @@ def _entry(name: str) -> bytes:
 _NAMES: Final = {name: _entry(name) for name in ("specversion", "id", "type", "source", "time")}
 
 
-def outgoing(event: Event, exchange: str, key: str, frame_max: int) -> Outgoing | str:
-    """An event ready to be published; or why it never can be."""
+def outgoing(
+    event: Event, exchange: str, key: str, frame_max: int, story: Mapping[str, object] = NO_HEADERS, parked_as: str = ""
+) -> Outgoing | str:
+    """An event ready to be published, or to be parked with a story that it has already; or why it never can be."""
     parts: list[bytes] = []
     for name, text in wire.attributes(event):
         data = text.encode("utf-8", "replace")
@@ -92,8 +105,12 @@ def outgoing(event: Event, exchange: str, key: str, frame_max: int) -> Outgoing 
         if len(name.encode()) > MAX_SHORT:
             return f"header {name[:40]!r}...: RabbitMQ takes header names of at most {MAX_SHORT} bytes"
         parts += (short(name), encode(value))
+    for name, value in story.items():
+        parts += (short(name), encode(value))
+    if parked_as:
+        parts += (short(PARKED_ID), encode(parked_as))
     table = b"".join(parts)
-    if len(table) > frame_max - HEADROOM:
+    if len(table) > frame_max - (1024 if parked_as else HEADROOM):
         return f"{event.type} {event.id}: {len(table)} bytes of headers; RabbitMQ takes {frame_max - HEADROOM} here"
     if len(key.encode()) > MAX_SHORT:
         return f"{event.type[:40]}...: as a routing key a type has at most {MAX_SHORT} bytes"
@@ -110,9 +127,12 @@ def outgoing(event: Event, exchange: str, key: str, frame_max: int) -> Outgoing 
 
 
 def incoming(
-    message: Message, queue: str, mapping: BodyMapping, *, back_exchange: str
+    message: Message, queue: str, mapping: BodyMapping, *, back_exchange: str | None
 ) -> tuple[Event, Mapping[str, object], History, str]:
-    """The event in a message, the reserved headers it carries, its history, and why it cannot be read (or "")."""
+    """The event in a message, the reserved headers it carries, its history, and why it cannot be read (or "").
+
+    `back_exchange` is where rejected messages come back from; None where a reject leads to no retry.
+    """
     given = message.properties
     attrs: dict[str, str] = {}
     story: dict[str, object] = {}
@@ -130,18 +150,18 @@ def incoming(
             own[name] = decode(raw)
     history = reserved.read_history(story) if story else FRESH
     key = message.key
-    if died is not None and message.exchange == back_exchange:
+    if died is not None and message.exchange == back_exchange:  # never where that is None
         # Only what came back by the retry road was rejected here; a publisher can write any x-death it likes.
         deaths, key = _deaths(died, queue, key)
         deaths -= reserved.number(decode(given.headers.get(FOLDED, b"V")))
         if deaths > 0:
             history = _add_retries(history, deaths)
-    time = None if given.timestamp is None else _moment(given.timestamp)
+    moment = None if given.timestamp is None else _moment(given.timestamp)
     content_type = _text(given.content_type) or None
     id = _text(given.message_id)
     headers: Mapping[str, object] = own or NO_HEADERS
     if message.problem:
-        return wire.unreadable(headers, message.body, content_type, id=id, time=time), story, history, message.problem
+        return wire.unreadable(headers, message.body, content_type, id=id, time=moment), story, history, message.problem
     try:
         event = wire.decode(
             attrs,
@@ -150,11 +170,11 @@ def incoming(
             content_type,
             fallback_id=id,
             fallback_type=_text(given.type) or key,
-            fallback_time=time,
+            fallback_time=moment,
             mapping=mapping,
         )
     except Undecodable as error:
-        return wire.unreadable(headers, message.body, content_type, id=id, time=time), story, history, str(error)
+        return wire.unreadable(headers, message.body, content_type, id=id, time=moment), story, history, str(error)
     if event.correlation_id is None and given.correlation_id:
         event = event.rewritten(correlation_id=_text(given.correlation_id))
     return event, story, history, ""

@@ -8,7 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 from eventbus.adapter import Resource, Subscription, Topology
 from eventbus.errors import ConfigError
-from eventbus_rabbit.names import Names, tier_for
+from eventbus.scheduling.tiers import tier_for
+from eventbus_rabbit.names import Names
 
 QueueType: TypeAlias = Literal["classic", "quorum"]
 Arguments: TypeAlias = Mapping[str, str | int]
@@ -101,6 +102,23 @@ def _common(queue_type: QueueType, version: tuple[int, ...]) -> dict[str, str | 
     # From 4.0 a quorum queue drops a message after 20 returns unless told otherwise. Before 4.0 the same -1 means
     # "over the limit at the first return": one look at a dead-letter queue emptied it.
     return {"x-queue-type": "quorum"} | ({"x-delivery-limit": -1} if version >= (4,) else {})
+
+
+def weaknesses(queue_type: QueueType, retry: str, version: tuple[int, ...]) -> list[str]:
+    """What a killed broker may lose by these settings, for whoever starts a bus on them."""
+    found = []
+    server = ".".join(str(part) for part in version)
+    if queue_type == "classic" and version >= (4,):
+        found.append(
+            f"classic queues on RabbitMQ {server}: a killed broker may lose retries whose delay ended in its last "
+            "second; queue_type = 'quorum' does not"
+        )
+    if retry == "dead-letter":
+        found.append(
+            f"retry = 'dead-letter' on RabbitMQ {server}: a killed broker may lose messages that were being rejected; "
+            "retry = 'copy' does not"
+        )
+    return found
 
 
 def describe(plans: Iterable[tuple[Names, list[Queue]]]) -> Topology:

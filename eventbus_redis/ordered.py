@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from eventbus import telemetry
 from eventbus.adapter import Settled, Subscription
+from eventbus.errors import BrokerError
 from eventbus.settlement import Delivery, Settlement
 from eventbus_redis import _scripts
 from eventbus_redis._client import Entry
@@ -39,6 +41,7 @@ class OrderedConsumer(WorkConsumer):
         self._elected_at: float | None = None
         self._inherit: list[bytes] = []
         self._last = "0-0"
+        self._asking: asyncio.Task[dict[str, list[Entry]]] | None = None
         self._one_word = asyncio.Lock()
 
     async def _take(self, limit: int, until: float) -> list[Delivery]:
@@ -59,12 +62,10 @@ class OrderedConsumer(WorkConsumer):
                 if not found:
                     await asyncio.sleep(0.05)
                 return found
+        if not self._buffer and self._forgotten:
+            await self._find_forgotten()
         if self._buffer:
-            return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
-        if self._forgotten:
-            found = await self._find_forgotten(limit)
-            if found:
-                return found
+            return self._left_over(limit)
         if loop.time() >= self._next_move:
             await self._move()
         return await self._take_new(limit, until)
@@ -101,13 +102,28 @@ class OrderedConsumer(WorkConsumer):
 
     async def _take_new(self, limit: int, until: float) -> list[Delivery]:
         loop = asyncio.get_running_loop()
-        found = self._admit(await self._read(min(limit, READ_AT_ONCE), None), limit)
+        if self._asking is None:
+            self._asking = loop.create_task(self._read_in_order(min(limit, READ_AT_ONCE)))
+        found = self._admit(await self._answer(), limit)
         if not found and self._elected_at is not None:
             wait = min(until, loop.time() + BLOCK, self._next_move) - loop.time()
             await self._client.wait_for(self._keys.main, self._last, max(1, math.ceil(wait * 1000)))
         return found
 
-    async def _read_streams(self, limit: int, block: int | None) -> dict[str, list[Entry]]:
+    async def _answer(self) -> dict[str, list[Entry]]:
+        """What was read. Whoever cancels us does not cancel the call: its entries are for the next receive."""
+        asking = self._asking
+        assert asking is not None
+        try:
+            return await asyncio.shield(asking)
+        except BrokerError:
+            self._forgotten = True  # the server may have sent entries that never arrived here
+            raise
+        finally:
+            if asking.done():
+                self._asking = None
+
+    async def _read_in_order(self, limit: int) -> dict[str, list[Entry]]:
         keys = (self._keys.main, self._keys.queue, self._keys.reader)
         ours, queue, main, last = await self._client.run(
             _scripts.READ_IN_ORDER, keys, (self._subscription.service, self._name, limit)
@@ -128,8 +144,8 @@ class OrderedConsumer(WorkConsumer):
         if not left:
             self._inherit.remove(source)
         return [
-            self._delivery(source, id, entry, note, word != b"1")
-            for (id, entry), note, word in zip(entries, notes, released, strict=True)
+            self._inherited(source, entry, note, suspect=word != b"1")
+            for entry, note, word in zip(entries, notes, released, strict=True)
         ], bool(left or self._inherit)
 
     async def settle(self, items: Sequence[tuple[Delivery, Settlement]]) -> list[Settled]:
@@ -147,5 +163,8 @@ class OrderedConsumer(WorkConsumer):
                 await super()._renew()
 
     async def _let_go(self) -> None:
+        if self._asking is not None:
+            with contextlib.suppress(BrokerError):  # what it would have brought is let go with the rest
+                self._admit(await self._answer(), 0)
         await super()._let_go()  # by its own name; what an earlier one had is inherited when its lease is over
         await self._client.run(_scripts.ELECT, (self._keys.reader,), (self._name, 0))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eventbus.adapter import Subscription
 from eventbus.bus import Bus
 from eventbus.cli.connection import DEFAULT_CONFIG, Connection, Place, find, given_url
 from eventbus.cli.exits import UsageError
@@ -22,6 +23,11 @@ class Plan:
     target: str
     bus: Bus
     services: Sequence[Service]
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """What the services ask of the broker."""
+        return [service.subscription() for service in self.services]
 
 
 def make(target: str | None, connection: Connection, *, imports: bool = True) -> Plan:

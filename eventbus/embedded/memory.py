@@ -452,7 +452,9 @@ class MemoryParking(Parking):
             if message is None:
                 answers.append("gone")
                 continue
-            event = message.event if letter.body is None else message.event.rewritten(body=letter.body)
+            event = message.event
+            if letter.body is not None:
+                event = event.rewritten(body=wire.with_body(event.body, event.content_type, letter.body))
             now = self._clock.now()
             copy = Message(event, headers.merge(message.story, letter.headers), now)
             if letter.delay > 0:
@@ -467,6 +469,14 @@ class MemoryParking(Parking):
         """Gone for good."""
         parked = self._queue.parked
         return ["gone" if parked.pop(int(address), None) is None else "done" for address in addresses]
+
+    async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
+        """Parked now, with the story they have."""
+        queue = self._queue
+        for letter in letters:
+            queue.parked[next(self._store.order)] = Message(letter.event, dict(letter.headers), self._clock.now())
+        queue.wake()
+        return ["done"] * len(letters)
 
     async def depth(self) -> int:
         """How many stand here."""

@@ -641,7 +641,7 @@ class Worker:
         self._held_bytes -= sum([len(delivery.event.body) for delivery in deliveries])
         self._room.set()
 
-    def _on_lost(self, deliveries: Sequence[Delivery]) -> None:
+    def _on_lost(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """The adapter says that these were taken away: those not started are not started any more."""
         gone = set(deliveries)
         dropped = self._waiting.drop(gone)
@@ -656,6 +656,7 @@ class Worker:
         self._forget(dropped)
         for delivery in dropped:
             self._scatter(delivery)
+        return dropped
 
     # --- shut down -------------------------------------------------------------------------------------------
 

@@ -131,8 +131,8 @@ class Runner:
 
     def held_back(self, now: float) -> int:
         """How many ready deliveries wait for time alone: for a batch's window, or for a rate."""
-        if (self.next_batch_at or 0.0) > now:
-            return len(self.lane.ready)
+        if self.route.batch is not None and (self.next_batch_at or 0.0) > now:
+            return len(self.lane.ready) % self.route.batch.size  # full batches do not wait for their window
         return self.lane.held_back(now)
 
     @property

@@ -116,6 +116,23 @@ async def test_a_note_for_a_delivery_that_was_taken_away_leaves_one_message() ->
         assert await consumer.receive(1, 1.5) == []
 
 
+async def test_a_lost_channel_is_no_crash_to_the_one_who_survived_it() -> None:
+    """The connection goes while a suspect is handled: the process that is still there does not count it."""
+    prefix = fresh()
+    service = Service(f"{prefix}-stock")
+    async with _process(service.subscription(), "classic") as (adapter, consumer):
+        await adapter.publish(prefix, [Event("t")])
+        delivery = (await _receive(consumer, 1))[0]
+        delivery.noted = await consumer.note(delivery, {headers.CRASHES: 1})
+        receipt = delivery.receipt
+        assert isinstance(receipt, Receipt)
+        assert receipt.session.wire is not None
+        await receipt.session.wire.aclose()
+        again = (await _receive(consumer, 1))[0]
+        assert (again.suspect, again.history.crashes) == (True, 0)
+        assert await consumer.settle([(again, ACK)]) == ["done"]
+
+
 @QUEUES
 async def test_in_place_attempts_survive_a_crash(queue_type: str) -> None:
     """Two attempts were made in place when the process died: the next one makes the third."""

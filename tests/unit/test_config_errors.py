@@ -208,7 +208,62 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "batch of an endpoint": (
         FORWARD + "batch = { size = 3 }",
-        "bus.toml: services.wms-a.routes[0].batch: goes with handler only; this route has forward",
+        "bus.toml: services.wms-a.routes[0].batch: goes with handler, or with mode = 'batch' beside forward",
+    ),
+    "unknown scheme of an endpoint": (
+        FORWARD.replace("http:", "ftp:"),
+        "bus.toml: services.wms-a.routes[0].forward = 'ftp://127.0.0.1/e': write the whole URL, such as "
+        "'https://billing.internal/events'",
+    ),
+    "metadata address": (
+        FORWARD.replace("127.0.0.1", "169.254.169.254"),
+        "bus.toml: services.wms-a.routes[0].forward = 'http://169.254.169.254/e': nothing is sent there, "
+        "169.254.169.254 is link-local or a cloud's metadata address",
+    ),
+    "private address of a third party": (
+        FORWARD + "egress = 'public-only'",
+        "bus.toml: services.wms-a.routes[0].forward = 'http://127.0.0.1/e': nothing is sent there, 127.0.0.1 is not "
+        "public, and egress = 'public-only'",
+    ),
+    "unknown egress": (
+        FORWARD + "egress = 'public'",
+        "bus.toml: services.wms-a.routes[0].egress = 'public': must be 'any' or 'public-only'",
+    ),
+    "unknown sender": (
+        FORWARD + "sender = 'httpx'",
+        "bus.toml: services.wms-a.routes[0].sender = 'httpx': must be 'lean' or 'aiohttp'",
+    ),
+    "unknown mode": (
+        FORWARD + "mode = 'bulk'",
+        "bus.toml: services.wms-a.routes[0].mode = 'bulk': must be 'binary', 'structured', 'raw' or 'batch'",
+    ),
+    "unknown verdict for a status of an endpoint": (
+        FORWARD + "status = { 404 = 'dead' }",
+        "bus.toml: services.wms-a.routes[0].status.404 = 'dead': ",
+    ),
+    "two endpoints for one pattern": (
+        FORWARD + FORWARD,
+        "bus.toml: services.wms-a.routes[1].on = 'a': routes[0] has this pattern already",
+    ),
+    "TLS without TLS": (
+        FORWARD + "tls = { ca = 'ca.pem' }",
+        "bus.toml: services.wms-a.routes[0].tls: goes with an https URL only",
+    ),
+    "a key without its certificate": (
+        FORWARD.replace("http:", "https:") + "tls = { key = 'sekrit' }",
+        "bus.toml: services.wms-a.routes[0].tls: key needs cert beside it",
+    ),
+    "a CA that is not there": (
+        FORWARD.replace("http:", "https:") + "tls = { ca = 'none.pem' }",
+        "bus.toml: services.wms-a.routes[0].tls.ca: none.pem cannot be used: no such file",
+    ),
+    "a file of a secret that is not there": (
+        FORWARD + "sign = { secret_file = 'none' }",
+        "bus.toml: services.wms-a.routes[0].sign.secret_file: cannot be read: none: No such file or directory",
+    ),
+    "a file of a password that is not there": (
+        FORWARD + "auth = { basic = { user = 'u', password_file = 'none' } }",
+        "bus.toml: services.wms-a.routes[0].auth.basic.password_file: cannot be read: none: No such file or directory",
     ),
     "concurrency beside a batch": (
         BATCH + "concurrency = 3",
@@ -296,6 +351,11 @@ SECRETS = [
     "sign = { secrets = ['sekrit', 'sekrit2', 'sekrit3'] }",
     "sign = { secret = ['sekrit'] }",
     "sign = { secret = '${sekrit' }",
+    "sign = { secret_file = ['sekrit'] }",
+    "tls = { key = 'sekrit' }",
+    "tls = { cert = 'c', key = ['sekrit'] }",
+    "tls = { cert = 'c', pasword = 'sekrit' }",
+    "auth = { basic = { user = 'a', password = 'sekrit', password_file = 'b' } }",
     "auth = 'sekrit'",
     "auth = { bearer = 'sek rit sekrit' }",
     "auth = { bearer = ['sekrit'] }",
