@@ -64,6 +64,6 @@ $(READY): pyproject.toml eventbus_kafka/pyproject.toml eventbus_rabbit/pyproject
 		echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[cli,http,speed]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[cli,console,http,speed]' --group dev
 	$(BIN)/python -m pip install --quiet --editable ./eventbus_kafka --editable ./eventbus_rabbit --editable ./eventbus_redis
 	@touch $@
