@@ -667,6 +667,10 @@ class Worker:
 
     async def _drain(self, suspects: asyncio.Task[None]) -> int:
         """Release what has not started, wait for what runs, flush the settlements."""
+        if self._batching:  # a batch that was filling is handled as it is; what stands behind it is handed back
+            for runner in self._batching:
+                runner.flush()
+            await asyncio.sleep(0)
         self._hand_back_unstarted()
         try:
             async with asyncio.timeout(self.service.grace):
