@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eventbus"
+from tests.brokers.rabbit import cache
+
+CACHE = cache()
 
 
 def find() -> str | None:
