@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
 from eventbus.errors import ConfigError
 from eventbus.event import new_id
+from eventbus.naming import template_fields
 from eventbus.scheduling.tiers import TIERS
 
 MAX_NAME: Final = 255
@@ -101,7 +101,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 }
 
 TEMPLATES: Final = tuple(field.name for field in fields(Layout) if field.name not in ("exchange_type", "retry_ms"))
-_FIELDS: Final = frozenset({"prefix", "service", "ms", "queue"})
+_FIELDS: Final = ("prefix", "service", "queue", "ms")
 _PER_SERVICE: Final = ("queue", "dead_letter_queue", "tier_queue")
 
 
@@ -118,16 +118,7 @@ def layout(name: str, templates: Mapping[str, str], retry_ms: int | None = None)
 
 
 def _check_template(key: str, template: str) -> None:
-    try:
-        used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise ConfigError(f"rabbit.names.{key} = {template!r}: {error}") from None
-    unknown = used - _FIELDS
-    if unknown:
-        raise ConfigError(
-            f"rabbit.names.{key} = {template!r}: unknown {{{sorted(unknown)[0]}}}; "
-            "use {prefix}, {service}, {queue} and, in tiers, {ms}"
-        )
+    used = template_fields(f"rabbit.names.{key}", template, _FIELDS)
     if ("ms" in used) != (key in ("tier_queue", "tier_key")):
         raise ConfigError(
             f"rabbit.names.{key} = {template!r}: {{ms}} belongs in tier_queue and tier_key, and only there"

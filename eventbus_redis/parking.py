@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from eventbus import headers
 from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
 from eventbus.errors import ConfigError
-from eventbus_redis import _scripts, fields, names
+from eventbus.facets import FACETS, Facet
+from eventbus_redis import _scripts, fields
 from eventbus_redis._client import Argument, Entry
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class RedisParking(Parking):
     def __init__(self, adapter: RedisAdapter, service: str, prefix: str) -> None:
         self._adapter = adapter
         self._name = (service, prefix)
-        self._keys = names.of_service(service, prefix)
+        self._keys = adapter.options.names.of_service(service, prefix)
 
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """In the order of parking."""
@@ -68,7 +69,7 @@ class RedisParking(Parking):
         gone: list[int] = []
         if order:
             k = self._keys
-            keys = (k.dlq, k.ids, k.waiting, k.owners, k.queue, k.retry, k.payload)
+            keys = (k.queue, k.retry, k.payload, *k.letters)
             gone = await self._adapter.client.run(_scripts.LETTERS_MOVE, keys, arguments)
         moved = set(order) - {order[position - 1] for position in gone}
         return ["done" if letter.address in moved else "gone" for letter in letters]
@@ -77,8 +78,7 @@ class RedisParking(Parking):
         """Gone for good."""
         await self._check()
         known = [address for address in addresses if _ADDRESS.fullmatch(address)]
-        k = self._keys
-        gone = await self._adapter.client.run(_scripts.LETTERS_REMOVE, (k.dlq, k.ids, k.waiting, k.owners), known)
+        gone = await self._adapter.client.run(_scripts.LETTERS_REMOVE, self._keys.letters, known)
         removed = set(known) - {known[position - 1] for position in gone}
         return ["done" if address in removed else "gone" for address in addresses]
 
@@ -91,14 +91,27 @@ class RedisParking(Parking):
                 taken = headers.moment(letter.headers.get(headers.ENQUEUED_AT))
                 entry = [*fields.encode(letter.event), fields.STORY, fields.to_json(letter.headers)]
                 entry += (fields.ORIGIN, f"{round(taken * 1000)}-0".encode(), fields.EVENT_ID, letter.event.id.encode())
-                arguments += (letter.event.id, len(entry), *entry)
-            await self._adapter.client.run(_scripts.LETTERS_RESTORE, (self._keys.dlq, self._keys.ids), arguments)
+                facets = fields.facets_of(b"0-0", entry, letter.headers)
+                entry += (fields.FACETS, facets)
+                arguments += (letter.event.id, facets, len(entry), *entry)
+            keys = (self._keys.dlq, self._keys.ids, *self._keys.tallies)
+            await self._adapter.client.run(_scripts.LETTERS_RESTORE, keys, arguments)
         return ["done"] * len(letters)
 
     async def depth(self) -> int:
         """How many stand here."""
         await self._check()
         return await self._adapter.client.length(self._keys.dlq)
+
+    async def tally(self, by: Facet) -> dict[str, int] | None:
+        """From the counters that every script keeps with the letters it moves; None if they do not add up."""
+        await self._check()
+        tallies = dict(zip(FACETS, self._keys.tallies, strict=True))
+        keys = (self._keys.dlq, tallies["reason"], tallies[by])
+        found = await self._adapter.client.run(_scripts.LETTERS_TALLY, keys)
+        if found is None:
+            return None
+        return {value.decode(): int(count) for value, count in zip(found[::2], found[1::2], strict=True)}
 
     async def _get(self, addresses: Sequence[str | bytes]) -> list[Entry]:
         if not addresses:

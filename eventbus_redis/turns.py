@@ -45,7 +45,9 @@ class FairConsumer(WorkConsumer):
             if taken < STEP:
                 break
             step = STEP if loop.time() < enough else 0
-        found = self._admit(await self._read(limit, None), limit)
+        if self._reading is None:
+            self._read(limit, None)
+        found = self._admit(await self._entries(), limit)
         if not found:
             wait = min(until, loop.time() + BLOCK, self._next_move, self._next_claim) - loop.time()
             await self._client.wait_for(self._keys.main, last.decode(), max(1, math.ceil(wait * 1000)))
