@@ -99,7 +99,9 @@ class Worker:
         self._holding: set[asyncio.Task[None]] = set()
         self._completed: Completed | None = None
         if service.idempotency is not None:
-            self._completed = Completed(service.name, service.idempotency, stores[service.idempotency.store])
+            self._completed = Completed(
+                f"{service.prefix}/{service.name}", service.idempotency, stores[service.idempotency.store]
+            )
         self._twins: list[Delivery] = []
         self._twins_asked: float | None = None
         self._runners: dict[int, Runner] = {}

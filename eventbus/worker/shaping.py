@@ -53,7 +53,7 @@ class Shapes:
         flat: list[Limiter] = []
         by_tenant: list[TenantLimits] = []
         for number, rate in enumerate(rates):
-            name = f"{self._service.prefix}.{self._service.name}/{route}/{number}"
+            name = f"{self._service.prefix}/{self._service.name}/{route}/{number}"
             make = self._maker(rate, name)
             if rate.by == "tenant":
                 by_tenant.append(TenantLimits(rate, make))
