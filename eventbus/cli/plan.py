@@ -23,6 +23,7 @@ class Plan:
     target: str
     bus: Bus
     services: Sequence[Service]
+    place: Place
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -46,7 +47,7 @@ def make(target: str | None, connection: Connection, *, imports: bool = True) ->
         raise UsageError(f"{target!r}: give a file such as bus.toml, or a service as module:name, such as app:wms")
     if not services:
         raise UsageError(f"{target}: there is no service in it; add [services.NAME] with its routes")
-    return Plan(target, place.bus(), services)
+    return Plan(target, place.bus(), services, place)
 
 
 def _is_config(target: str) -> bool:

@@ -20,6 +20,7 @@ _BELOW: Final[Mapping[str, type[models.Table]]] = {
     "tls": models.TlsTable,
     "basic": models.BasicTable,
     "mapping": models.MappingTable,
+    "admin": models.AdminTable,
 }
 
 _ALLOWED: Final[Mapping[str, str]] = {
@@ -86,5 +87,5 @@ def _model_at(path: Path) -> type[models.Table]:
     if path[0] == "services" and len(path) == 2:
         return models.ServiceTable
     if isinstance(last, int):
-        return models.RouteTable
+        return models.TokenTable if path[0] == "admin" else models.RouteTable
     return _BELOW.get(last, models.FileTable)

@@ -65,6 +65,8 @@ class Health:
     running: int
     waiting: int
     stuck: int
+    received: int = 0
+    """Deliveries so far; what is no longer held of them is settled."""
 
     @property
     def ready(self) -> bool:
@@ -111,6 +113,7 @@ class Worker:
         self._waiting: WaitingRoom[Delivery] = WaitingRoom(self._prefetch // 2)
         self._suspects: deque[Delivery] = deque()
         self._settler = Settler(consumer, self._settled, self._completed.record if self._completed else None)
+        self._received = 0
         self._held = 0
         self._held_bytes = 0
         self._left: list[Delivery] = []
@@ -184,6 +187,7 @@ class Worker:
             running=sum(runner.running for runner in self._runners.values()),
             waiting=len(self._waiting),
             stuck=sum(runner.stuck for runner in self._runners.values()),
+            received=self._received,
         )
 
     @property
@@ -247,6 +251,7 @@ class Worker:
             if deliveries:
                 telemetry.received.add(len(deliveries), {"service": self.service.name})
                 now = self._clock.now()
+                self._received += len(deliveries)
                 self._held += len(deliveries)
                 self._held_bytes += sum([len(delivery.event.body) for delivery in deliveries])
                 if self._completed is not None:

@@ -89,8 +89,11 @@ async def consume(url: str, journal: Journal) -> int:
 
 async def publish(url: str, journal: Journal, name: str) -> int:
     async with Bus(url, source="wms-api", settings=_settings()) as bus:
-        number = 0
+        number = accepted = 0
+        enough = float(os.environ.get("FAULT_EVENTS", "inf"))
         while True:
+            if accepted >= enough:
+                await asyncio.sleep(3600)
             events = [Event("order.created", {"n": number + k}, id=f"{name}-{number + k}") for k in range(10)]
             number += len(events)
             ids = [event.id for event in events]
@@ -100,8 +103,10 @@ async def publish(url: str, journal: Journal, name: str) -> int:
             except PublishError as error:
                 stored = [id for id, result in zip(ids, error.results, strict=True) if result.status == "stored"]
                 journal.write("accepted", stored)
+                accepted += len(stored)
             else:
                 journal.write("accepted", ids)
+                accepted += len(ids)
             await asyncio.sleep(float(os.environ.get("FAULT_PAUSE", "0.02")))
 
 
