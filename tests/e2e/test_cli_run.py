@@ -221,6 +221,25 @@ def test_a_worker_that_cannot_start_is_not_tried_for_ever(cli: Cli) -> None:
     assert done.returncode == 2
 
 
+def test_a_worker_that_keeps_dying_is_started_less_and_less_often(cli: Cli) -> None:
+    """Half a second, a second, two; the other one goes on meanwhile, and SIGTERM still ends it all with 0."""
+    cli.write("bus.toml", CONFIG)
+    cli.write("sitecustomize.py", DYING)
+    running = cli.start("run", "bus.toml", "--workers", "2", *LOG, env={"PYTHONPATH": str(cli.folder)})
+    ended = running.wait_for("worker_ended", 2)
+    assert [(row["worker"], row["exit_code"]) for row in ended[:2]] == [(2, 7), (2, 7)]
+    assert [row["next_start"] for row in ended[:2]] == [0.5, 1.0]
+    running.wait_for("started")
+    assert running.end() == 0
+
+
+DYING = """
+import os, sys
+if "--worker" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("--worker") + 1] == "2":
+    os._exit(7)
+"""
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
