@@ -45,6 +45,8 @@ class Queue(TypedDict):
 
     queue: str
     service: str
+    subscribed: bool
+    """Whether the broker knows the service: one that never ran has no queue yet."""
     messages: int
     oldest_seconds: float | None
 
