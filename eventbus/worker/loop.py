@@ -198,7 +198,9 @@ class Worker:
 
     def _moments(self) -> list[float]:
         moments = [self._waiting.next_due, *(runner.next_batch_at for runner in self._batching)]
-        moments += [lane.opens_at for lane in self._shapes.lanes]
+        if self._shapes.lanes:
+            now = self._clock.now()
+            moments += [lane.opens_at(now) for lane in self._shapes.lanes]
         return [moment for moment in moments if moment is not None]
 
     @property
@@ -515,30 +517,33 @@ class Worker:
         """Try again here and not by the delayed road: the followers of its key wait. No slot is held meanwhile."""
         if isinstance(settlement, Retry):
             self._report_retry(delivery, settlement)
-            self._hold(self._retry_in_order(delivery, settlement))
-            return
-        self._requeued(delivery, outcome, now)
-        if self._stopping.is_set():
-            self._settler.add(delivery, Release(settlement.headers))
+        if isinstance(settlement, Retry) or delivery.noted:
+            self._hold(self._note_and_wait(delivery, outcome, settlement))
         else:
-            delivery.suspect = False
-            self._waiting.admit(delivery, min(settlement.due_at, now + MAX_IN_PLACE), always=True)
-            self._alarm.set()
+            self._requeued(delivery, outcome, now)
+            self._wait_in_order(delivery, settlement)
 
-    async def _retry_in_order(self, delivery: Delivery, retry: Retry) -> None:
+    async def _note_and_wait(self, delivery: Delivery, outcome: Outcome, settlement: Retry | Requeue) -> None:
+        """Write the attempt down beside the message, or take back the note of a suspect that did no harm."""
         try:
-            if not await self._consumer.note(delivery, retry.headers):
+            if not await self._consumer.note(delivery, settlement.headers):
                 self._gone(delivery)
                 return
         except EventBusError as error:
             # Its place matters more than the note: only a crash before the next one would forget this attempt.
             telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
-        delivery.history = headers.after_retry(delivery.history, retry.headers)
+        if isinstance(settlement, Retry):
+            delivery.history = headers.after_retry(delivery.history, settlement.headers)
+        else:
+            self._requeued(delivery, outcome, self._clock.now())
         delivery.noted = delivery.suspect = False
+        self._wait_in_order(delivery, settlement)
+
+    def _wait_in_order(self, delivery: Delivery, settlement: Retry | Requeue) -> None:
         if self._stopping.is_set():
-            self._settler.add(delivery, Release(retry.headers))
+            self._settler.add(delivery, Release(settlement.headers))
             return
-        self._waiting.admit(delivery, min(retry.due_at, self._clock.now() + MAX_IN_PLACE), always=True)
+        self._waiting.admit(delivery, min(settlement.due_at, self._clock.now() + MAX_IN_PLACE), always=True)
         self._alarm.set()
 
     async def wait_in_place(self, delivery: Delivery, retry: Retry) -> bool:
