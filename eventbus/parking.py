@@ -286,7 +286,8 @@ class DeadLetters:
 
     async def _import(self, letters: Sequence[Parked], report: Report) -> None:
         report.matched += len(letters)
-        there = {_mark(letter) for letter in await self._parking.find_all([letter.event.id for letter in letters])}
+        found = await self._parking.find_all([letter.event.id for letter in letters])
+        there = {_mark(letter) for letter in found if self._mine(letter)}
         new: list[Parked] = []
         for letter in letters:
             if not self._mine(letter):
