@@ -295,7 +295,8 @@ class DeadLetters:
         report.matched += len(letters)
         there = known
         if there is None:
-            there = set(map(_mark, await self._parking.find_all([letter.event.id for letter in letters])))
+            found = await self._parking.find_all([letter.event.id for letter in letters])
+            there = {_mark(letter) for letter in found if self._mine(letter)}
         new: list[Parked] = []
         for letter in letters:
             if not self._mine(letter):

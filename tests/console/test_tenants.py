@@ -128,6 +128,11 @@ async def test_letters_of_another_tenant_cannot_be_imported(guarded: Api) -> Non
     row |= {"id": "x1", "tenant": "globex"}
     answer = await guarded("POST", f"{QUEUE}/import", content=json.dumps(row), headers=NDJSON, token="acme")
     assert answer.status_code == 422
+    mine = row | {"id": "x2", "tenant": "acme"}
+    both = json.dumps(mine) + "\n" + json.dumps(row)
+    answer = await guarded("POST", f"{QUEUE}/import", content=both, headers=NDJSON, token="acme")
+    assert (answer.status_code, "line 2" in answer.json()["detail"]) == (422, True)
+    assert (await guarded.get(f"{QUEUE}/count", token="acme")).json() == {"count": 3}
     row["tenant"] = "acme"
     answer = await guarded("POST", f"{QUEUE}/import", content=json.dumps(row), headers=NDJSON, token="acme")
     assert answer.json()["done"] == 1

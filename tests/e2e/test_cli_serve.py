@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -201,3 +204,47 @@ def test_a_broker_that_goes_away_makes_it_unready(cli: Cli, until: Callable[[Cal
         redis.start()
         until(lambda: httpx.get(f"{row['address']}/readyz").status_code == 200, "ready again")
         assert running.end() == 0
+
+
+def test_the_examples_of_the_documentation(cli: Cli, letters: dict[str, str]) -> None:
+    """Every curl of docs/admin.md does what it says, one after the other, on three dead letters."""
+    text = (Path(__file__).parents[2] / "docs" / "admin.md").read_text()
+    running, address = served(cli, "--url", "sqlite:///bus.db", "--service", "wms-cincout")
+    said = []
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        script = block.replace("http://127.0.0.1:8000", address)
+        script = script.replace("curl -s ", "echo; curl -sS --fail-with-body ")
+        done = subprocess.run(["bash", "-ec", script], cwd=cli.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said += [json.loads(line) for line in done.stdout.splitlines() if line]
+        if len(said) == 3:  # what was re-driven is put back for the examples below
+            assert said[2]["done"] == 3
+            run_again(cli)
+    queues, messages, redriven, stats, count, dry, purged, imported, document = said
+    assert queues["queues"][0]["messages"] == len(messages["messages"]) == redriven["done"] == 3
+    assert stats["counts"] == {"acme": 2, "globex": 1}
+    assert count == {"count": 2}
+    assert (dry["matched"], dry["done"]) == (2, 0)
+    assert purged["done"] == imported["done"] == 3
+    assert document["openapi"] == "3.1.0"
+    assert running.end() == 0
+
+
+def run_again(cli: Cli) -> None:
+    """Let the service park again what was put back to it."""
+    cli.write("again.py", "async def handle(data: dict) -> int:\n    return 500\n")
+    cli.write("again.toml", f'url = "sqlite:///bus.db"\n{SERVICE}handler = "again:handle"\n')
+    running = cli.start("run", "again.toml", "--log", "json", env={"PYTHONPATH": "."})
+    running.wait_for("message_parked", 3)
+    assert running.end() == 0
+
+
+def test_the_settings_of_the_documentation(cli: Cli) -> None:
+    """The toml of docs/admin.md, with a hash in it, is a valid [admin]."""
+    text = (Path(__file__).parents[2] / "docs" / "admin.md").read_text()
+    [block] = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    cli.write("bus.toml", 'url = "memory://"\n' + block.replace("sha256:...", hash_of("x")))
+    from eventbus.config import load
+
+    [token] = load(cli.folder / "bus.toml", {}).admin.tokens
+    assert (token.name, token.role, token.tenants) == ("ops", "operator", ["acme"])
