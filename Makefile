@@ -31,6 +31,7 @@ test-rabbit4: $(READY)  ## what concerns RabbitMQ on RabbitMQ 4, from Debian tri
 brokers-install: $(READY)  ## install the brokers the tests need, from Debian's packages and Maven, where they are missing
 	@sh scripts/redis.sh install
 	@$(BIN)/python -m tests.brokers.rabbit install
+	@$(BIN)/python -m tests.brokers.promtool
 	@$(BIN)/python -m tests.brokers.kafka install
 
 brokers: $(READY) brokers-install  ## start them on loopback to play with, and print their URLs (tests start their own)

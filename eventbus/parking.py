@@ -248,7 +248,7 @@ class DeadLetters:
         async def move(letters: Sequence[Parked]) -> list[Moved]:
             if export is not None:
                 export.writelines(letterlines.dump(self._letter(letter)) + "\n" for letter in letters)
-                _to_disk(export)
+                to_disk(export)
             return await self._parking.purge([letter.address for letter in letters])
 
         report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
@@ -421,7 +421,8 @@ def _least(one: int, other: int | None) -> int:
     return one if other is None else min(one, other)
 
 
-def _to_disk(file: IO[str]) -> None:
+def to_disk(file: IO[str]) -> None:
+    """See that what was written stands on the disk."""
     file.flush()
     try:
         number = file.fileno()

@@ -20,6 +20,7 @@ from eventbus.console.orders import (
 from eventbus.console.problems import Problem
 from eventbus.console.routing import Route, endpoint
 from eventbus.deadletter import DeadLetter
+from eventbus.errors import UnknownService
 from eventbus.parking import Report
 from eventbus.redaction import redact
 
@@ -36,15 +37,24 @@ async def list_queues(call: Call) -> Queues:
 
 async def _queue(call: Call, queue: KnownQueue) -> Queue:
     letters = call.letters(queue)
-    number = await letters.count()
-    oldest: float | None = None
+    found: Queue = {
+        "queue": queue.name,
+        "service": queue.service.name,
+        "subscribed": True,
+        "messages": 0,
+        "oldest_seconds": None,
+    }
+    try:
+        number = found["messages"] = await letters.count()
+    except UnknownService:  # in the configuration, but never run
+        return found | {"subscribed": False}
     if number and call.caller.tenants is None:
-        oldest = (await call.desk.bus.stats(queue.service)).oldest_parked
+        found["oldest_seconds"] = (await call.desk.bus.stats(queue.service)).oldest_parked
     elif number:
         first = (await letters.browse(limit=1)).letters
         parked = first[0].parked_at if first else None
-        oldest = None if parked is None else max(0.0, time.time() - parked.timestamp())
-    return {"queue": queue.name, "service": queue.service.name, "messages": number, "oldest_seconds": oldest}
+        found["oldest_seconds"] = None if parked is None else max(0.0, time.time() - parked.timestamp())
+    return found
 
 
 @endpoint(ROUTES, "GET", QUEUE + "/messages", "viewer")
