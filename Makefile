@@ -46,6 +46,7 @@ brokers-stop:  ## stop what `make brokers` started
 
 faults: $(READY) brokers-install  ## the long kill tests (make test has a short version): SECONDS=120 to choose
 	EVENTBUS_FAULT_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest tests/faults -v
+	EVENTBUS_REDRIVE_LETTERS=5000 $(BIN)/python -m pytest tests/contract/test_dead_letter_operations.py -k killed -v -s
 
 test-redis8: $(READY)  ## the Redis tests on Redis 8 and on Valkey 8, from Debian trixie's packages
 	@set -e; for server in $$(sh scripts/redis8.sh); do \

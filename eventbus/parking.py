@@ -25,6 +25,7 @@ from eventbus.deadletter import DeadLetter
 from eventbus.errors import ConfigError, UnknownLetter
 from eventbus.facets import Facet, by_age, facet
 from eventbus.filters import Filter
+from eventbus.settlement import HeaderDelta
 
 PAGE: Final = 500
 IMPORT_AT_ONCE: Final = 2000
@@ -174,13 +175,17 @@ class DeadLetters:
         sent: dict[str, int] = {}  # event id -> times re-driven
 
         async def move(letters: Sequence[Parked]) -> list[Moved]:
-            now = self._now()
-            deltas = [headers.for_redrive(x.headers, by, now, reset_attempts=reset_attempts) for x in letters]
-            orders = [Redrive(x.address, delta, delay=wait) for x, delta in zip(letters, deltas, strict=True)]
+            now, deltas = self._now(), dict[int, HeaderDelta]()
+            orders = []
+            for letter in letters:  # letters that were put back equally often get the same delta
+                times = headers.number(letter.headers.get(headers.REDRIVEN_COUNT))
+                if times not in deltas:
+                    deltas[times] = headers.for_redrive(letter.headers, by, now, reset_attempts=reset_attempts)
+                orders.append(Redrive(letter.address, deltas[times], delay=wait))
             answers = await self._parking.redrive(orders)
-            for letter, delta, answer in zip(letters, deltas, answers, strict=True):
+            for letter, answer in zip(letters, answers, strict=True):
                 if answer == "done":
-                    sent[letter.event.id] = headers.number(delta[headers.REDRIVEN_COUNT])
+                    sent[letter.event.id] = headers.number(letter.headers.get(headers.REDRIVEN_COUNT)) + 1
             return answers
 
         report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
@@ -289,7 +294,7 @@ class DeadLetters:
         return report
 
     async def _marks(self) -> set[Mark]:
-        return {_mark(parked) async for some in self._walk(Filter()) for parked in some}
+        return {_mark(parked) async for some in self._walk(self._filter(None)) for parked in some}
 
     async def _import(self, letters: Sequence[Parked], report: Report, known: set[Mark] | None) -> None:
         report.matched += len(letters)

@@ -17,7 +17,19 @@ from pathlib import Path
 
 import pytest
 
-from eventbus import Bus, Canary, DeadLetter, Delivery, Event, RetryPolicy, Service, UnknownLetter, UnknownService
+from eventbus import (
+    Bus,
+    Canary,
+    DeadLetter,
+    Delivery,
+    Event,
+    RetryPolicy,
+    Service,
+    UnknownLetter,
+    UnknownService,
+    park,
+    requeue,
+)
 from eventbus import headers as h
 from eventbus.adapter import Parked
 from eventbus.errors import BrokerError, ConfigError
@@ -558,3 +570,68 @@ async def test_a_connection_lost_in_the_middle_loses_nothing(
             await letters.redrive()
         assert await letters.count() == 700
         assert (await bus.dead_letters(service).redrive()).done == 700
+
+
+# --- consumers of dead letters ---------------------------------------------------------------------------------------
+
+
+async def test_a_dead_letter_consumer_takes_batches_and_removes_what_it_acknowledged(broker: BrokerUnderTest) -> None:
+    """At most as many at a time as it asked for, each letter with its story; all of them are gone afterwards."""
+    service, sizes, seen = broker.service(), list[int](), dict[str, DeadLetter]()
+
+    @service.dead_letters(batch=10)
+    async def keep(letters: list[DeadLetter]) -> None:
+        sizes.append(len(letters))
+        seen.update({letter.id: letter for letter in letters})
+
+    async with broker.bus() as bus:
+        ids = await fill(bus, service, 25)
+        async with broker.bus() as other, running(other, service):
+
+            async def empty() -> bool:
+                return await bus.dead_letters(service).count() == 0
+
+            await eventually(empty, "all were taken")
+    assert set(seen) == set(ids)
+    assert max(sizes) <= 10
+    assert (seen["e-1"].status, seen["e-1"].reason, seen["e-1"].data) == (404, "permanent", {"n": 1})
+
+
+ANSWERS: dict[str, Callable[[], object]] = {
+    "500": lambda: 500,
+    "409": lambda: 409,
+    "425": lambda: 425,
+    "requeue": lambda: requeue(after=0.1),
+    "park": lambda: park("no use"),
+    "exception": lambda: 1 / 0,
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+async def test_anything_but_success_leaves_a_letter_where_it_is(
+    broker: BrokerUnderTest, answer: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is offered again later, never parked a second time, and its story does not change."""
+    monkeypatch.setattr("eventbus.worker.dead_letters.RETRY_DELAYS", (0.2,))
+    service, calls = broker.service(), list[list[str]]()
+
+    @service.dead_letters(batch=10)
+    async def refuse(letters: list[DeadLetter]) -> object:
+        calls.append([letter.id for letter in letters])
+        return answer()
+
+    async with broker.bus() as bus:
+        await fill(bus, service, 2)
+        letters = bus.dead_letters(service)
+        before = {letter.id: _told(letter) async for letter in letters.all()}
+        async with broker.bus() as other, running(other, service):
+            await eventually(lambda: sum(map(len, calls)) >= 4, "both were offered a second time")
+
+        async def both() -> bool:
+            return await letters.count() == 2
+
+        await eventually(both, "both stand there")
+        after = {letter.id: _told(letter) async for letter in letters.all()}
+        for id, story in before.items():
+            assert {name: after[id].get(name) for name in story} == story
+        assert (await bus.stats(service)).ready == 0

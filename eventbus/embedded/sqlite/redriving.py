@@ -11,6 +11,7 @@ from eventbus.adapter import Parked, Redrive
 from eventbus.embedded.sqlite import rows, tallies
 from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
+from eventbus.settlement import HeaderDelta
 from eventbus.wire import with_body
 
 _COPY: Final = (
@@ -20,8 +21,8 @@ _COPY: Final = (
 )
 _QUEUE: Final = (
     "INSERT INTO inflight (seq, subscription, due, headers) "
-    "SELECT j.value ->> 1, ?, j.value ->> 2, json_patch(dlq.headers, j.value -> 3) "
-    "FROM json_each(?) j CROSS JOIN dlq ON dlq.no = j.value ->> 0"
+    "SELECT j.value ->> 1, ?1, j.value ->> 2, json_patch(dlq.headers, ?2 -> (j.value ->> 3)) "
+    "FROM json_each(?3) j CROSS JOIN dlq ON dlq.no = j.value ->> 0"
 )
 
 
@@ -48,14 +49,17 @@ class RedriveLetters(Operation[set[int]]):
         if not found:
             return set()
         lowest: int = tx.execute("SELECT min(0, coalesce(min(seq), 0)) FROM events").fetchone()[0]
-        moves = []
+        moves, patches = [], dict[int, tuple[int, HeaderDelta]]()
         for position, (number,) in enumerate(found):
             order, seq = self.orders[number], lowest - 1 - position
-            moves.append((number, seq, tx.now + round(order.delay * 1000), dict(order.headers)))
+            # Many letters share one delta: it is written down once.
+            patch, _ = patches.setdefault(id(order.headers), (len(patches), order.headers))
+            moves.append((number, seq, tx.now + round(order.delay * 1000), patch))
         values = json.dumps(moves)
         tx.execute(_COPY, (values,))
         # A header delta is a JSON merge patch: null takes one away.
-        tx.execute(_QUEUE, (self.subscription, values))
+        deltas = json.dumps([dict(delta) for _, delta in patches.values()])
+        tx.execute(_QUEUE, (self.subscription, deltas, values))
         for number, seq, _, _ in moves:
             body = self.orders[number].body
             if body is not None:
