@@ -38,7 +38,7 @@ def _service(name: str, journal: Journal) -> Service:
         journal.write("call", delivery.service, event.id, delivery.attempt, time.time())
         if event.type == "order.poison":
             os._exit(POISONED)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(float(os.environ.get("FAULT_SLOW", "0")) if event.type == "order.slow" else 0.001)
         fate = zlib.crc32(f"{name}{event.id}".encode()) % 20
         if fate == 0 or (fate in (1, 2, 3) and delivery.attempt <= fate % 3 + 1):
             # fate 0 fails for ever and is parked; 1, 2 and 3 recover after one, two or three failures
