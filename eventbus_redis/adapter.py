@@ -156,7 +156,7 @@ class RedisAdapter(Adapter):
             elif isinstance(answer, BrokerUnavailable):
                 results[place] = PublishResult("unknown", str(answer))
             elif isinstance(answer, BrokerError):
-                results[place] = PublishResult("refused", str(answer))
+                results[place] = PublishResult("refused", str(answer), later=True)
             elif isinstance(answer, Exception):
                 raise answer
         return results
