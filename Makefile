@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test lint unit brokers brokers-install brokers-stop faults bench clean
+.PHONY: help demo test lint unit brokers brokers-install brokers-stop faults test-redis8 bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,20 +23,29 @@ lint: $(READY)  ## ruff and mypy --strict
 unit: $(READY) brokers-install  ## all tests; PYTEST="-k name" to choose
 	$(BIN)/python -m pytest $(PYTEST)
 
-brokers-install: $(READY)  ## install the brokers the tests need, from Debian's packages, where they are missing
+brokers-install: $(READY)  ## install the brokers the tests need, from Debian's packages and Maven, where they are missing
 	@sh scripts/redis.sh install
 	@$(BIN)/python -m tests.brokers.rabbit install
+	@$(BIN)/python -m tests.brokers.kafka install
 
 brokers: $(READY) brokers-install  ## start them on loopback to play with, and print their URLs (tests start their own)
 	@sh scripts/redis.sh start
 	@$(BIN)/python -m tests.brokers.rabbit start
+	@$(BIN)/python -m tests.brokers.kafka start
 
 brokers-stop:  ## stop what `make brokers` started
 	@sh scripts/redis.sh stop
 	@$(BIN)/python -m tests.brokers.rabbit stop
+	@$(BIN)/python -m tests.brokers.kafka stop
 
 faults: $(READY) brokers-install  ## the long kill tests (make test has a short version): SECONDS=120 to choose
 	EVENTBUS_FAULT_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest tests/faults -v
+
+test-redis8: $(READY)  ## the Redis tests on Redis 8 and on Valkey 8, from Debian trixie's packages
+	@set -e; for server in $$(sh scripts/redis8.sh); do \
+		$$server --version; \
+		EVENTBUS_TEST_REDIS_SERVER=$$server $(BIN)/python -m pytest tests/contract/test_redis.py tests/adapter/test_redis_*.py $(PYTEST); \
+	done
 
 bench: $(READY)  ## the figures, as ratios to peers in the same run
 	$(BIN)/python -m benchmarks
@@ -44,12 +53,12 @@ bench: $(READY)  ## the figures, as ratios to peers in the same run
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml eventbus_rabbit/pyproject.toml eventbus_redis/pyproject.toml
+$(READY): pyproject.toml eventbus_kafka/pyproject.toml eventbus_rabbit/pyproject.toml eventbus_redis/pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq python3-venv; } || { \
 		echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[cli,http,speed]' --group dev
-	$(BIN)/python -m pip install --quiet --editable ./eventbus_rabbit --editable ./eventbus_redis
+	$(BIN)/python -m pip install --quiet --editable ./eventbus_kafka --editable ./eventbus_rabbit --editable ./eventbus_redis
 	@touch $@

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 DATA = {
     "id": 12345,
@@ -55,6 +59,15 @@ def goal(text: str, value: float, wanted: float, *, at_most: bool = False) -> bo
         f"  {'ok  ' if met else 'MISS'} {text}: {value:.2f} (goal: {'at most' if at_most else 'at least'} {wanted:g})"
     )
     return met
+
+
+def on_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the fastest event loop that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
 
 
 def json_cost() -> float:

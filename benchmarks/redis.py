@@ -1,23 +1,24 @@
-"""redis:// beside raw redis-py and FastStream, one run on one server; a large backlog; many delayed retries."""
+"""redis:// beside raw redis-py and FastStream, one run on one server; then what depth costs (redis_depth.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import time
-from collections.abc import Coroutine
 from typing import Any
 
 from redis.asyncio import Redis
 
-from benchmarks.measure import DATA, Figure, goal, measured, show
+from benchmarks import redis_depth
+from benchmarks.measure import DATA, Figure, goal, measured, on_loop, show
 from eventbus import Bus, Event, Service
-from eventbus.settlement import ACK, Requeue
+from eventbus.worker import Worker  # noqa: F401 - loaded before anything is measured, as its peers are
 from tests.brokers.redis import RedisServer
 
 NUMBER = 30_000
 BODY = json.dumps(DATA).encode()
+ROUNDS = 3
+"""Of each the best: what else runs on the machine only ever takes something away."""
 
 
 async def _raw_publish(url: str) -> Figure:
@@ -30,6 +31,7 @@ async def _raw_publish(url: str) -> Figure:
             await client.xadd("raw", {"data": BODY})
 
     try:
+        await client.delete("raw")
         await client.xgroup_create("raw", "each", "0", mkstream=True)
         await client.xgroup_create("raw", "batch", "0", mkstream=True)
         with measured(NUMBER) as figure:
@@ -73,6 +75,7 @@ async def _faststream(url: str, number: int) -> Figure:
             done.set()
 
     client = Redis.from_url(url)
+    await client.delete("faststream")
     await client.xgroup_create("faststream", "bench", "0", mkstream=True)
     await broker.connect()
     try:
@@ -89,6 +92,7 @@ async def _faststream(url: str, number: int) -> Figure:
 
 
 async def _bus(url: str) -> tuple[Figure, Figure, Figure]:
+    """Publish many, consume them until the last one is settled, publish by 64 callers at once."""
     service = Service("bench-a", concurrency=64, prefetch=1024)
     left, done = NUMBER, asyncio.Event()
 
@@ -107,119 +111,58 @@ async def _bus(url: str) -> tuple[Figure, Figure, Figure]:
                 await bus.publish_many(events[start : start + 500])
         del events  # a consumer does not carry its publisher's events through every garbage collection
         with measured(NUMBER) as consuming:
-            async with bus.serving(service):
-                async with asyncio.timeout(120):
-                    await done.wait()
+            stack = bus.serving(service)
+            await stack.__aenter__()
+            async with asyncio.timeout(120):
+                await done.wait()
+                while any(health.held for health in bus.health.values()):
+                    await asyncio.sleep(0)
+        await stack.__aexit__(None, None, None)
+        stats = await bus.stats(service)
+        assert stats.ready == stats.inflight == 0
         few = [Event("order.created", DATA) for _ in range(6400)]
         with measured(len(few)) as singly:
             for start in range(0, len(few), 64):
                 await asyncio.gather(*(bus.publish(event) for event in few[start : start + 64]))
+        async with bus.serving(service):
+            async with asyncio.timeout(60):
+                while (await bus.stats(service)).ready:
+                    await asyncio.sleep(0.05)
     return publishing, consuming, singly
-
-
-async def _backlogs(url: str) -> tuple[Figure, Figure]:
-    """Claim and acknowledge in batches of 256 while 10 thousand, then a million are waiting."""
-    service = Service("bench-backlog")
-    figures = []
-    async with Bus(url, source="bench-api") as bus:
-        await bus.provision(service)
-        for backlog in (10_000, 1_000_000):
-            missing = backlog - (await bus.stats(service)).ready
-            while missing > 0:
-                await bus.publish_many([Event("order.created", {"n": 1}) for _ in range(min(missing, 5000))])
-                missing -= 5000
-            best: Figure | None = None
-            async with bus.adapter.consume(service.subscription()) as consumer:
-                for _ in range(3):
-                    with measured(0) as figure:
-                        while figure.events < 2_500:
-                            deliveries = await consumer.receive(256, 1.0)
-                            await consumer.settle([(delivery, ACK) for delivery in deliveries])
-                            figure.events += len(deliveries)
-                    best = figure if best is None or figure.rate > best.rate else best
-            assert best is not None
-            figures.append(best)
-    return figures[0], figures[1]
-
-
-async def _delayed(url: str, server: RedisServer) -> tuple[float, float]:
-    """CPU of an idle consumer, and of the server, while 100,000 retries wait: shares of a core."""
-    service = Service("bench-delayed")
-    async with Bus(url, source="bench-api") as bus:
-        await bus.provision(service)
-        async with bus.adapter.consume(service.subscription()) as consumer:
-            for _ in range(100):
-                await bus.publish_many([Event("order.created", {"n": n}) for n in range(1000)])
-                taken = 0
-                while taken < 1000:
-                    deliveries = await consumer.receive(1000, 1.0)
-                    later = Requeue(time.time() + 3600, 3600, {})
-                    await consumer.settle([(delivery, later) for delivery in deliveries])
-                    taken += len(deliveries)
-            assert (await bus.stats(service)).delayed == 100_000
-            await asyncio.sleep(1.0)  # the last trimming
-            wall, mine, its = time.perf_counter(), time.process_time(), _cpu(server)
-            while time.perf_counter() - wall < 5.0:
-                assert not await consumer.receive(256, 1.0)
-            wall = time.perf_counter() - wall
-            return (time.process_time() - mine) / wall, (_cpu(server) - its) / wall
-
-
-def _cpu(server: RedisServer) -> float:
-    """Seconds of CPU that the server has used."""
-    assert server.process is not None
-    with open(f"/proc/{server.process.pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(work)
-    return uvloop.run(work)
 
 
 def run() -> bool:
     """All figures; whether all goals were met."""
-    print(f"redis: one server with AOF, body of {len(BODY)} bytes, {NUMBER:,} messages")
+    print(f"redis: one server with AOF, body of {len(BODY)} bytes, {NUMBER:,} messages, the best of {ROUNDS} rounds")
     logging.getLogger("faststream").setLevel(logging.ERROR)
+    best: dict[str, Figure] = {}
+
+    def keep(name: str, figure: Figure) -> None:
+        if name not in best or figure.rate > best[name].rate:
+            best[name] = figure
+
     with RedisServer(None, "--maxmemory", "4gb") as server:
         url = server.url
-        raw_publish = show("raw redis-py: XADD, 64 in flight", _run(_raw_publish(url)))
-        raw_each = show("raw redis-py: XREADGROUP 256, XACK each", _run(_raw_consume(url, "each")))
-        raw_batch = show("raw redis-py: XREADGROUP 256, XACK per batch", _run(_raw_consume(url, "batch")))
-        fast = show("FastStream: consume, handle, ack", _run(_faststream(url, 6_000)))
-        publish, consume, singly = _run(_bus(url))
-        show("publish_many, 500 at a time", publish)
-        show("publish, 64 callers at once", singly)
-        show("consume, handle, settle", consume)
-        raw_again = show("raw redis-py: XREADGROUP 256, XACK per batch, again", _run(_again(url)))
-        mover, its = _run(_delayed(url, server))
-        print(f"  100,000 delayed, none due: {mover:.1%} of a core here, {its:.1%} in the server")
-        small, large = _run(_backlogs(url))
-        show("receive + settle by 256, 10 thousand waiting", small)
-        show("receive + settle by 256, 1 million waiting", large)
-    per_batch = (raw_batch.rate + raw_again.rate) / 2
-    results = [
-        goal("consume+settle against raw XACK each", consume.rate / raw_each.rate, 8),
-        goal("consume+settle against raw XACK per batch", consume.rate / per_batch, 0.55),
-        goal("consume+settle against FastStream", consume.rate / fast.rate, 15),
-        goal("publish_many against raw XADD, 64 in flight", publish.rate / raw_publish.rate, 5),
-        goal("rate at 1 million waiting against 10 thousand", large.rate / small.rate, 0.8),
-        goal("share of a core for 100,000 delayed, none due", max(mover, its), 0.05, at_most=True),
-    ]
+        for _ in range(ROUNDS):
+            keep("raw redis-py: XADD, 64 in flight", on_loop(_raw_publish(url)))
+            keep("raw redis-py: XREADGROUP 256, XACK each", on_loop(_raw_consume(url, "each")))
+            keep("raw redis-py: XREADGROUP 256, XACK per batch", on_loop(_raw_consume(url, "batch")))
+            keep("FastStream: consume, handle, ack", on_loop(_faststream(url, 6_000)))
+            publishing, consuming, singly = on_loop(_bus(url))
+            keep("publish_many, 500 at a time", publishing)
+            keep("publish, 64 callers at once", singly)
+            keep("consume, handle, settle", consuming)
+        for name, figure in best.items():
+            show(name, figure)
+        raw_publish, each, batch, fast, publish, _, consume = best.values()
+        results = [
+            goal("consume+settle against raw XACK each", consume.rate / each.rate, 8),
+            goal("consume+settle against raw XACK per batch", consume.rate / batch.rate, 0.55),
+            goal("consume+settle against FastStream", consume.rate / fast.rate, 15),
+            goal("publish_many against raw XADD, 64 in flight", publish.rate / raw_publish.rate, 5),
+            redis_depth.run(server),
+        ]
     return all(results)
-
-
-async def _again(url: str) -> Figure:
-    client = Redis.from_url(url)
-    try:
-        await client.xgroup_setid("raw", "batch", "0")
-    finally:
-        await client.aclose()
-    return await _raw_consume(url, "batch")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from eventbus.adapter import BodyMapping, PublishResult, Stats
 from eventbus.batch import Batch
 from eventbus.bus import Bus
+from eventbus.canary import Canary
 from eventbus.errors import (
     AdapterMissing,
     BrokerError,
@@ -30,12 +31,14 @@ from eventbus.errors import (
     PublishError,
     TopologyMismatch,
     Undecodable,
+    UnknownLetter,
     UnknownService,
 )
 from eventbus.event import Event
 from eventbus.policy import Policy, RetryPolicy, decide
 from eventbus.service import Service
 from eventbus.settlement import Delivery
+from eventbus.shaping import Fairness, Idempotency, Rate
 from eventbus.status import ConsumerStatus, Outcome, StatusMap, park, requeue, retry
 
 if TYPE_CHECKING:
@@ -48,12 +51,15 @@ __all__ = [
     "BrokerError",
     "BrokerUnavailable",
     "Bus",
+    "Canary",
     "ConfigError",
     "ConsumerStatus",
     "DeadLetter",
     "Delivery",
     "Event",
     "EventBusError",
+    "Fairness",
+    "Idempotency",
     "InvalidEvent",
     "InvalidOutcome",
     "InvalidPayload",
@@ -61,12 +67,14 @@ __all__ = [
     "Policy",
     "PublishError",
     "PublishResult",
+    "Rate",
     "RetryPolicy",
     "Service",
     "Stats",
     "StatusMap",
     "TopologyMismatch",
     "Undecodable",
+    "UnknownLetter",
     "UnknownService",
     "decide",
     "park",

@@ -15,13 +15,20 @@ Three promises an adapter makes:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
+from eventbus.errors import BrokerError
 from eventbus.event import Event
 from eventbus.facets import Facet
 from eventbus.settlement import Delivery, HeaderDelta, Settlement
+from eventbus.shaping import Fairness
+from eventbus.store import Store
+
+if TYPE_CHECKING:
+    from eventbus.forward.endpoint import EndpointState
 
 PARKING_MARGIN: Final = 64 * 1024
 """Room that `publish` keeps under the broker's size limit, so that every event can be parked with its story."""
@@ -39,6 +46,10 @@ class Capabilities:
     """How exact a delay is, in words."""
     exact_depth: bool
     """Whether Stats are exact or estimates."""
+    fair_receive: bool = False
+    """Fairness reaches all that waits; where it does not, the events a worker has fetched."""
+    key_order: bool = False
+    """Whether `ordering = "key"` can be kept; where it cannot, it is an error at start."""
     max_event_bytes: int = 16 * 1024 * 1024
     """The largest message the broker takes, headers included."""
 
@@ -67,6 +78,10 @@ class Subscription:
     dead_letters: bool = False
     """Consume the service's dead-letter queue instead of its work queue."""
     mapping: BodyMapping = field(default_factory=BodyMapping)
+    fairness: Fairness | None = None
+    """Turns by tenant; an adapter with `fair_receive` applies them to all that waits."""
+    ordered: bool = False
+    """Events of one key go to one consumer at a time, in order; a released or lost one comes again in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +144,8 @@ class Stats:
     parked: int
     oldest_parked: float | None = None
     exact: bool = True
+    endpoints: tuple[EndpointState, ...] = ()
+    """The breakers of its HTTP endpoints; filled in by a bus that runs the service, not by adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +203,26 @@ class Parking(ABC):
 
     async def find(self, event_id: str) -> list[Parked]:
         """Letters of one event id. Adapters with an index do better than this scan."""
-        found, cursor = [], None
-        while True:
-            page = await self.browse(cursor, 500)
-            found += [letter for letter in page.letters if letter.event.id == event_id]
-            cursor = page.next
-            if cursor is None:
-                return found
+        return await self.find_all([event_id])
+
+    async def find_all(self, event_ids: Collection[str]) -> list[Parked]:
+        """Letters of several event ids, in one look. Adapters with an index do better than this scan."""
+        found, cursor, wanted = [], None, set(event_ids)
+        async with self.looking():
+            while True:
+                page = await self.browse(cursor, 500)
+                found += [letter for letter in page.letters if letter.event.id in wanted]
+                cursor = page.next
+                if cursor is None:
+                    return found
+
+    def looking(self) -> AbstractAsyncContextManager[None]:
+        """Around an operation of many pages and moves, one after the other: an adapter may keep its place meanwhile."""
+        return nullcontext()
+
+    async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
+        """Park letters that stand in a file, each with its story as it is; returns once they are durable."""
+        raise BrokerError("this broker's adapter cannot import dead letters")
 
     async def tally(self, by: Facet) -> Mapping[str, int] | None:
         """How many letters have each value of a facet (`facets(event, headers)` says a letter's), from an index.
@@ -208,8 +238,11 @@ class Consumer(ABC):
     queue: str
     """The name of what it consumes, for humans and for `x-original-queue`."""
 
-    lost: Callable[[Sequence[Delivery]], None] = staticmethod(lambda deliveries: None)
-    """Set by the worker; the adapter calls it when deliveries were taken away (lease gone, rebalance ...)."""
+    lost: Callable[[Sequence[Delivery]], Sequence[Delivery]] = staticmethod(lambda deliveries: ())
+    """Set by the worker; the adapter calls it when deliveries are taken away (lease gone, rebalance ...).
+
+    It returns those that were not started and never will be: nobody settles them any more.
+    """
 
     async def __aenter__(self) -> Consumer:
         return self
@@ -273,6 +306,10 @@ class Adapter(ABC):
     def topology(self, subscriptions: Sequence[Subscription]) -> Topology:
         """Everything these subscriptions need on the broker. Pure."""
 
+    def definitions(self, topology: Topology) -> object | None:
+        """The topology as the broker's own tools import it, ready for JSON; None where there is no such thing."""
+        return None
+
     @abstractmethod
     async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
         """Make it (`create`), or only compare (`verify`). Never deletes or changes what is there.
@@ -299,3 +336,7 @@ class Adapter(ABC):
     @abstractmethod
     async def unsubscribe(self, service: str, prefix: str) -> None:
         """Undo provision for one service. Refuses while the service still has messages, so nothing is lost."""
+
+    def store(self) -> Store | None:
+        """Where completed events and shared rates can be kept beside the messages; None if not here."""
+        return None

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -22,8 +23,11 @@ from eventbus.registry import open_adapter
 from eventbus.service import Service
 
 if TYPE_CHECKING:
+    from eventbus.forward.endpoint import Endpoint
     from eventbus.forward.port import Sender
     from eventbus.parking import DeadLetters
+    from eventbus.scheduling.fairness import TenantTurns
+    from eventbus.store import Store
     from eventbus.worker import Health, Observe, Worker
     from eventbus.worker.dead_letters import DeadLetterWorker
 
@@ -61,9 +65,9 @@ class Bus:
         self._clock = clock or SystemClock()
         self._observe = observe
         self._sender = sender
-        self._own_sender: Sender | None = None
         self._max_bytes = self.adapter.capabilities.max_event_bytes - PARKING_MARGIN
         self._workers: list[Worker | DeadLetterWorker] = []
+        self._stores: dict[str | None, Store] = {}
         self._halt: asyncio.Event | None = None
         self._open = False
 
@@ -96,9 +100,6 @@ class Bus:
     async def aclose(self) -> None:
         """Disconnect."""
         self._open = False
-        if self._own_sender is not None:
-            await self._own_sender.aclose()
-            self._own_sender = None
         await self.adapter.aclose()
 
     # --- publishing ------------------------------------------------------------------------------------------
@@ -248,13 +249,19 @@ class Bus:
 
         if not services:
             raise ConfigError("nothing to run: pass at least one Service")
+        for service in services:
+            self._check(service)
         if self._workers:
             raise ConfigError("this bus already runs services; pass all of them to one run() or serving()")
         await self.provision(*services)
-        await self._open_endpoints(services)
         stack = AsyncExitStack()
         finished: asyncio.Future[int] | None = None
         try:
+            for endpoint in _endpoints(services):
+                stack.push_async_callback(endpoint.aclose)
+                await endpoint.open(self._sender, now=self._clock.now)
+            for service in services:
+                await self._open_stores(service, stack)
             for service in services:
                 await self._enlist(service, stack)
             finished = asyncio.ensure_future(_together(self._workers))
@@ -268,7 +275,9 @@ class Bus:
 
         consumer = await stack.enter_async_context(self.adapter.consume(service.subscription()))
         broker = self.adapter.name
-        self._workers.append(Worker(service, consumer, broker=broker, clock=self._clock, observe=self._observe))
+        self._workers.append(
+            Worker(service, consumer, broker=broker, clock=self._clock, observe=self._observe, stores=self._stores)
+        )
         if service.dead_letter_route is not None:
             letters = self.adapter.consume(service.subscription(dead_letters=True))
             reader = await stack.enter_async_context(letters)
@@ -283,30 +292,57 @@ class Bus:
         finally:
             self._workers = []
             await stack.aclose()
+            self._stores.clear()
 
-    async def _open_endpoints(self, services: Sequence[Service]) -> None:
-        endpoints = [route.endpoint for service in services for route in service.routes if route.endpoint]
-        if not endpoints:
-            return
-        if self._sender is None and self._own_sender is None:
-            from eventbus.forward.endpoint import default_sender
+    def _check(self, service: Service) -> None:
+        """What this broker cannot keep is an error at start, never ignored."""
+        broker, can = self.adapter.name, self.adapter.capabilities
+        if service.ordering and not can.key_order:
+            raise ConfigError(
+                f"{service.name}.ordering = {service.ordering!r}: {broker} cannot keep the order of keys; "
+                f"leave it out, or use a broker that can"
+            )
+        if service.idempotency is not None:
+            longest = max((route.policy.retry.total() for route in service.routes), default=0.0)
+            if service.idempotency.window <= longest:
+                fields = {"service": service.name, "window": service.idempotency.window, "retries": longest}
+                fix = {"fix": "make the window longer than all retries together, or a late copy is handled again"}
+                telemetry.log(logging.WARNING, "idempotency_window_short", fields | fix)
 
-            self._own_sender = default_sender()
-        for endpoint in endpoints:
-            await endpoint.open(self._sender or self._own_sender)
+    async def _open_stores(self, service: Service, stack: AsyncExitStack) -> None:
+        from eventbus.registry import open_store
+        from eventbus.worker.shaping import check_store, stores_needed
+
+        one_process = not self.adapter.capabilities.multi_process
+        for url, setting in stores_needed(service):
+            known = self._stores.get(url)
+            store = known or (self.adapter.store() if url is None else open_store(url))
+            checked = check_store(service.name, setting, store, self.adapter.name, one_process=one_process)
+            if known is None:
+                await checked.open()
+                stack.push_async_callback(checked.aclose)
+                self._stores[url] = checked
 
     # --- looking ---------------------------------------------------------------------------------------------
 
-    def dead_letters(self, service: str | Service) -> DeadLetters:
-        """A service's dead-letter queue."""
+    def dead_letters(self, service: str | Service, *, tenants: Collection[str] | None = None) -> DeadLetters:
+        """A service's dead-letter queue; with `tenants`, what there is of theirs in it and nothing else."""
         from eventbus.parking import DeadLetters
 
         name, prefix = _name_of(service)
-        return DeadLetters(self.adapter.parking(name, prefix), name, now=self._clock.now)
+        parking = self.adapter.parking(name, prefix)
+        return DeadLetters(
+            parking, name, now=self._clock.now, stats=lambda: self.adapter.stats(name, prefix), tenants=tenants
+        )
 
     async def stats(self, service: str | Service) -> Stats:
-        """How many messages of a service are ready, in flight, delayed and parked."""
-        return await self.adapter.stats(*_name_of(service))
+        """How many messages of a service are ready, in flight, delayed, parked; how its endpoints do, if run here."""
+        found = await self.adapter.stats(*_name_of(service))
+        name = _name_of(service)[0]
+        mine = [worker.service for worker in self._workers if worker.service.name == name]
+        if not mine:
+            return found
+        return replace(found, endpoints=tuple(endpoint.state for endpoint in _endpoints(mine[:1])))
 
     async def unsubscribe(self, service: str | Service) -> None:
         """Undo the subscription of a service; refused while it still has messages."""
@@ -321,6 +357,14 @@ class Bus:
         """How each running service is doing."""
         found = ((worker.service.name, worker.health) for worker in self._workers)
         return {name: health for name, health in found if health is not None}
+
+    def fairness(self, service: str | Service) -> list[TenantTurns]:
+        """The turns of each tenant of a running service with fairness, in this process; the most urgent first."""
+        from eventbus.worker import Worker
+
+        name, _ = _name_of(service)
+        found = [worker for worker in self._workers if isinstance(worker, Worker) and worker.service.name == name]
+        return [turns for worker in found for turns in worker.turns]
 
     @property
     def next_moment(self) -> float | None:
@@ -339,6 +383,10 @@ class Bus:
     def _check_open(self) -> None:
         if not self._open:
             raise BrokerError("the bus is not open; use it inside `async with Bus(...) as bus:`")
+
+
+def _endpoints(services: Sequence[Service]) -> list[Endpoint]:
+    return [route.endpoint for service in services for route in service.routes if route.endpoint is not None]
 
 
 async def _together(workers: Sequence[Worker | DeadLetterWorker]) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
-from eventbus import headers
+from eventbus import headers, letterlines
 from eventbus.adapter import Parked
 from eventbus.errors import Undecodable
 from eventbus.event import Event, decode
@@ -58,17 +58,22 @@ class DeadLetter(BaseModel):
     parked_at: datetime | None = None
     redriven: int = 0
     redriven_by: str | None = None
+    redriven_at: datetime | None = None
+    edited: str | None = None
+    """Who changed its body when it was last put back, when, and the digests of both."""
     fingerprint: str = ""
     """What letters of the same error have in common: a digest, and the text without its numbers and ids."""
     headers: dict[str, object] = Field(default_factory=dict)
     """The publisher's own headers, as they were."""
     event: Event = Field(exclude=True, repr=False)
+    story: Mapping[str, object] = Field(exclude=True, repr=False, default_factory=dict)
+    """The reserved headers as they stand there."""
     facets: Mapping[Facet, str] = Field(exclude=True, repr=False, default_factory=dict)
     """What it is counted by."""
 
     @field_serializer("headers", when_used="json")
     def _headers_as_json(self, headers: dict[str, object]) -> dict[str, object]:
-        return {name: plain(value) for name, value in headers.items()}
+        return letterlines.packed(headers)
 
     @classmethod
     def read(cls, parked: Parked, service: str) -> DeadLetter:
@@ -104,9 +109,12 @@ class DeadLetter(BaseModel):
             parked_at=_time(story, headers.PARKED_AT),
             redriven=headers.number(story.get(headers.REDRIVEN_COUNT)),
             redriven_by=headers.text(story.get(headers.REDRIVEN_BY)),
+            redriven_at=_time(story, headers.REDRIVEN_AT),
+            edited=headers.text(story.get(headers.REDRIVEN_EDITED)),
             fingerprint=found["fingerprint"],
             headers=dict(event.headers),
             event=event,
+            story=story,
             facets=found,
         )
 
@@ -124,9 +132,17 @@ class DeadLetter(BaseModel):
             return self.event.body
 
     def row(self) -> dict[str, object]:
-        """Everything about the letter, ready for JSON: the body as base64, and the data where it is JSON."""
-        row = self.model_dump(mode="json")
-        row["body_base64"] = base64.b64encode(self.body).decode()
+        """Everything about the letter, ready for JSON and enough to import it again: the body to the byte."""
+        event, row = self.event, self.model_dump(mode="json")
+        row["time"] = event.time.isoformat()
+        for name in ("process_after", "expires_at"):
+            moment: datetime | None = getattr(event, name)
+            if moment is not None:
+                row[name] = moment.isoformat()
+        if event.extensions:
+            row["extensions"] = dict(event.extensions)
+        row["story"] = letterlines.packed(self.story)
+        row |= letterlines.body_fields(self.body)
         if not isinstance(self.data, bytes):
             row["data"] = self.data
         return row

@@ -10,6 +10,7 @@ EventBusError
 ├── PublishError             at least one event was not stored; carries one result per event
 ├── TopologyMismatch         something on the broker differs from what the config needs
 ├── UnknownService           no such subscription on this broker
+├── UnknownLetter            no such dead letter
 ├── SendFailed               an HTTP endpoint gave no usable answer (eventbus.forward)
 └── BrokerError              the broker said no
     └── BrokerUnavailable    the broker did not answer
@@ -71,6 +72,10 @@ class TopologyMismatch(EventBusError):
 
 class UnknownService(EventBusError):
     """The broker has no subscription of that name."""
+
+
+class UnknownLetter(EventBusError):
+    """The service has no such dead letter."""
 
 
 class BrokerError(EventBusError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,20 @@ from eventbus.naming import check_pattern, matches
 if TYPE_CHECKING:
     from eventbus.deadletter import DeadLetter
 
-FIELDS: Final = ("status", "age", "type", "tenant", "reason", "code", "id", "key", "error", "retries", "redriven")
+FIELDS: Final = (
+    "status",
+    "age",
+    "type",
+    "tenant",
+    "reason",
+    "code",
+    "id",
+    "key",
+    "error",
+    "fingerprint",
+    "retries",
+    "redriven",
+)
 _TERM: Final = re.compile(r"""([a-z_]+)\s*(!=|>=|<=|=|>|<|~)\s*("[^"]*"|'[^']*'|\S+)""")
 
 Test = Callable[["DeadLetter", float], bool]
@@ -55,6 +68,16 @@ class Filter:
             tests.append(_test(name, operator, value))
             position = match.end()
         return cls(text, tuple(tests))
+
+    def of_tenants(self, tenants: Collection[str]) -> Filter:
+        """The same for letters of these tenants only."""
+        mine = frozenset(tenants)
+        return Filter(self.text, (*self.tests, lambda letter, now: letter.tenant in mine))
+
+    def at(self, addresses: Collection[str]) -> Filter:
+        """The same for letters at these addresses only."""
+        places = frozenset(addresses)
+        return Filter(self.text, (*self.tests, lambda letter, now: letter.address in places))
 
     @property
     def empty(self) -> bool:
@@ -123,4 +146,6 @@ def _textual(name: str, operator: str, value: str) -> Test:
         if digits is None:
             raise ConfigError(f"filter: status{operator}{value}: use a number such as 500, or a class such as 5xx")
         return lambda letter, now: (letter.status is not None and letter.status // 100 == int(digits[1])) is wanted
+    if name == "fingerprint":  # its digest is enough to name it
+        return lambda letter, now: (value in (letter.fingerprint, letter.fingerprint[:8])) is wanted
     return lambda letter, now: (text(letter) == value) is wanted

@@ -31,6 +31,7 @@ ATTEMPTS: Final = "x-attempts"
 REDRIVEN_AT: Final = "x-redriven-at"
 REDRIVEN_BY: Final = "x-redriven-by"
 REDRIVEN_COUNT: Final = "x-redriven-count"
+REDRIVEN_EDITED: Final = "x-redriven-edited"
 ORIGINAL_QUEUE: Final = "x-original-queue"
 FINAL_STATUS: Final = "x-final-status-code"
 FINAL_ERROR: Final = "x-final-error"
@@ -54,6 +55,7 @@ IN_FLIGHT: Final = (
     REDRIVEN_AT,
     REDRIVEN_BY,
     REDRIVEN_COUNT,
+    REDRIVEN_EDITED,
 )
 """Carried by a message on its way; a dead letter carries them too."""
 
@@ -177,7 +179,7 @@ def for_parking(
 
 
 def for_redrive(
-    story: Mapping[str, object], by: str, now: float, *, reset_attempts: bool = False
+    story: Mapping[str, object], by: str, now: float, *, reset_attempts: bool = False, edited: str = ""
 ) -> dict[str, str | int | None]:
     """The delta of a dead letter that goes back to its service: the count goes on unless it is reset."""
     delta: dict[str, str | int | None] = dict.fromkeys(OF_DEAD_LETTERS)
@@ -191,6 +193,8 @@ def for_redrive(
     }
     if reset_attempts:
         delta[RETRIES] = None
+    if edited:
+        delta[REDRIVEN_EDITED] = cut(edited, _MAX_TEXT)
     return delta
 
 

@@ -1,8 +1,10 @@
-"""Names of services and prefixes, and the patterns of event types. Pure."""
+"""Names of services and prefixes, templates of names, and the patterns of event types. Pure."""
 
 from __future__ import annotations
 
 import re
+import string
+from collections.abc import Collection
 from typing import Final
 
 from eventbus.errors import ConfigError
@@ -80,3 +82,15 @@ def matches(pattern: str, type: str) -> bool:
 def literal_length(pattern: str) -> int:
     """How many characters stand before the first wildcard: the measure of how exact a pattern is."""
     return min((pattern.index(c) for c in "*#" if c in pattern), default=len(pattern))
+
+
+def template_fields(setting: str, template: str, known: Collection[str]) -> set[str]:
+    """What a template of names fills in; ConfigError for one that cannot be read or asks for something unknown."""
+    try:
+        used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ConfigError(f"{setting} = {template!r}: {error}") from None
+    for name in sorted(used.difference(known)):
+        words = ", ".join(f"{{{word}}}" for word in known)
+        raise ConfigError(f"{setting} = {template!r}: unknown {{{name}}}; known are {words}")
+    return used

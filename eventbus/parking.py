@@ -1,40 +1,57 @@
-"""Dead-letter operations, the same on every broker: count, browse, get, stats, re-drive, purge, export.
+"""Dead-letter operations, the same on every broker: look, count, re-drive, edit, purge, export, import.
 
-Adapters only know how to browse, move and remove by address; filters, limits, rates and reports are here.
+Adapters only know how to browse, move and remove by address; filters, limits, rates, canaries and reports are here.
+Whatever the number of letters, no more than a page of them is in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from itertools import islice
+from typing import IO, Final, Literal, TypeAlias, get_args
 
-from eventbus import headers, telemetry
-from eventbus.adapter import Moved, Parking, Redrive
+from eventbus import headers, letterlines, telemetry
+from eventbus.adapter import Moved, Parked, Parking, Redrive, Stats
+from eventbus.canary import Canary, parked_again
+from eventbus.choosing import Choice
 from eventbus.deadletter import DeadLetter
-from eventbus.errors import ConfigError
+from eventbus.errors import ConfigError, UnknownLetter
 from eventbus.facets import Facet, by_age
 from eventbus.filters import Filter
 
 PAGE: Final = 500
+IMPORT_AT_ONCE: Final = 2000
+MAX_IDS: Final = 1000
+
 StatKey: TypeAlias = Literal["reason", "status", "code", "type", "tenant", "fingerprint", "age"]
+STAT_KEYS: Final[tuple[StatKey, ...]] = get_args(StatKey)
+Where: TypeAlias = "str | Filter | None"
 
 
 @dataclass(slots=True)
 class Report:
-    """What a re-drive or a purge did."""
+    """What a re-drive, a purge or an import did."""
 
     matched: int = 0
     done: int = 0
     gone: int = 0
+    """No longer there when their turn came: another operator was faster. In an import: there already."""
     failed: int = 0
+    """Still there, because the broker did not take them."""
     dry_run: bool = False
     ids: list[str] = field(default_factory=list)
     """Event ids of what was done (or would have been), at most the first thousand."""
+    next: str | None = None
+    """Where to go on, if it ended at its limit: the `after` of the next call."""
+    stopped: str = ""
+    """Why it ended early: the canary, or somebody's word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,191 +62,366 @@ class LetterPage:
     next: str | None
 
 
-class DeadLetters:
-    """One service's dead-letter queue: `bus.dead_letters("wms-cincout")`."""
+Progress: TypeAlias = Callable[[Report], None]
+Move: TypeAlias = Callable[[Sequence[Parked]], Awaitable[list[Moved]]]
 
-    def __init__(self, parking: Parking, service: str, *, now: Callable[[], float] = time.time) -> None:
+
+class DeadLetters:
+    """One service's dead-letter queue: `bus.dead_letters("wms-cincout")`.
+
+    With `tenants`, letters of other tenants do not exist for it: not in counts, lists, stats, re-drives or purges.
+    """
+
+    def __init__(
+        self,
+        parking: Parking,
+        service: str,
+        *,
+        now: Callable[[], float] = time.time,
+        stats: Callable[[], Awaitable[Stats]] | None = None,
+        tenants: Collection[str] | None = None,
+    ) -> None:
         self._parking = parking
         self._now = now
+        self._stats = stats
+        self._tenants = tenants
         self.service = service
+        self.on_scan: Callable[[int], None] = lambda read: None
+        """Called with the number of letters read so far by whatever walks along the whole queue."""
 
-    async def count(self, where: str | Filter | None = None) -> int:
+    # --- looking ---------------------------------------------------------------------------------------------
+
+    async def count(self, where: Where = None) -> int:
         """How many are parked; with a filter, how many of them match."""
-        if where is None:
+        wanted = self._filter(where)
+        if wanted.empty:
             return await self._parking.depth()
-        return sum([1 async for _ in self.all(where)])
+        number = 0
+        async for _ in self.all(wanted):
+            number += 1
+        return number
 
-    async def browse(self, where: str | Filter | None = None, after: str | None = None, limit: int = 20) -> LetterPage:
+    async def browse(self, where: Where = None, after: str | None = None, limit: int = 20) -> LetterPage:
         """A page of letters, oldest first; nothing is consumed. `after` is the `next` of the page before."""
-        wanted = Filter.of(where)
-        letters: list[DeadLetter] = []
-        cursor, now = after, self._now()
-        while True:
-            # With a filter a page of ours may take several of the broker's; the cursor stays at the last one read.
-            size = limit - len(letters) if wanted.empty else min(PAGE, max(limit, 50))
-            page = await self._parking.browse(cursor, size)
-            for position, parked in enumerate(page.letters):
-                letter = DeadLetter.read(parked, self.service)
-                if wanted.matches(letter, now):
-                    letters.append(letter)
-                    if len(letters) == limit:
-                        more = position + 1 < len(page.letters) or page.next is not None
-                        return LetterPage(letters, parked.address if more else None)
-            if page.next is None:
-                return LetterPage(letters, None)
-            cursor = page.next
+        choice = Choice(self._parking, self._filter(where), self._now(), after=after, first=limit)
+        found = await choice.take(limit)
+        more = len(found) == limit and choice.more()
+        return LetterPage([self._letter(parked) for parked in found], found[-1].address if more else None)
 
-    async def all(self, where: str | Filter | None = None) -> AsyncIterator[DeadLetter]:
+    async def all(self, where: Where = None) -> AsyncIterator[DeadLetter]:
         """Every letter, page by page."""
-        wanted, cursor, now = Filter.of(where), None, self._now()
-        while True:
-            page = await self._parking.browse(cursor, PAGE)
-            for parked in page.letters:
-                letter = DeadLetter.read(parked, self.service)
-                if wanted.matches(letter, now):
-                    yield letter
-            cursor = page.next
-            if cursor is None:
-                return
+        choice = Choice(self._parking, self._filter(where), self._now(), on_scan=self.on_scan)
+        async with self._parking.looking():
+            while found := await choice.take(PAGE):
+                for parked in found:
+                    yield self._letter(parked)
 
     async def get(self, id: str) -> list[DeadLetter]:
         """The letters of one event id: more than one if a duplicate was parked too."""
-        return [DeadLetter.read(parked, self.service) for parked in await self._parking.find(id)]
+        return [self._letter(parked) for parked in await self._parking.find(id) if self._mine(parked)]
 
-    async def stats(self, by: StatKey = "reason", where: str | Filter | None = None) -> dict[str, int]:
+    async def stats(self, by: StatKey = "reason", where: Where = None) -> dict[str, int]:
         """How many letters there are of each reason (status, code ...), most first; by age, youngest first."""
-        if by not in ("reason", "status", "code", "type", "tenant", "fingerprint", "age"):
-            raise ConfigError(f"stats by {by!r}: use reason, status, code, type, tenant, fingerprint or age")
+        if by not in STAT_KEYS:
+            raise ConfigError(f"stats by {by!r}: use {', '.join(STAT_KEYS[:-1])} or {STAT_KEYS[-1]}")
         facet: Facet = "hour" if by == "age" else by
-        counts = await self._parking.tally(facet) if Filter.of(where).empty else None
+        wanted = self._filter(where)
+        counts = await self._parking.tally(facet) if wanted.empty else None
         if counts is None:
-            counts = Counter([letter.facets[facet] async for letter in self.all(where)])
-        if by == "age":
-            return by_age(counts, self._now())
-        return dict(Counter(counts).most_common())
+            scanned: Counter[str] = Counter()
+            async for letter in self.all(wanted):
+                scanned[letter.facets[facet]] += 1
+            counts = scanned
+        return by_age(counts, self._now()) if by == "age" else dict(Counter(counts).most_common())
+
+    async def export(self, where: Where = None) -> AsyncIterator[dict[str, object]]:
+        """Every letter as a JSON-ready object, to the byte; `import_` reads it again."""
+        async for letter in self.all(where):
+            yield letter.row()
+
+    # --- moving ----------------------------------------------------------------------------------------------
 
     async def redrive(
         self,
         ids: Sequence[str] | None = None,
         *,
-        where: str | Filter | None = None,
+        where: Where = None,
+        after: str | None = None,
         limit: int | None = None,
         dry_run: bool = False,
         rate: float | None = None,
+        canary: int | Canary | None = None,
         reset_attempts: bool = False,
         via: Literal["queue", "retry"] = "queue",
         delay: float = 5.0,
         by: str = "python",
+        stop: asyncio.Event | None = None,
+        progress: Progress | None = None,
     ) -> Report:
         """Put letters back to this one service: by event id, by filter, or the oldest `limit`.
 
         Published and confirmed before it is removed: a crash in between doubles a message, never loses it. The
-        count of retries goes on unless `reset_attempts`; even so a re-driven message always gets a call.
+        count of retries goes on unless `reset_attempts`; even so a re-driven message always gets a call. With
+        `via="retry"` they go by the retry road, and come back after `delay`.
         """
-        report = Report(dry_run=dry_run)
-        async for letters in self._chosen(ids, where, limit, report):
-            if dry_run:
-                continue
+        if rate is not None and not rate > 0:
+            raise ConfigError(f"rate {rate:g}: must be above 0")
+        if via not in ("queue", "retry"):
+            raise ConfigError(f"via {via!r}: use 'queue' or 'retry'")
+        wait = delay if via == "retry" else 0.0
+        sent: dict[str, int] = {}  # event id -> times re-driven
+
+        async def move(letters: Sequence[Parked]) -> list[Moved]:
             now = self._now()
-            orders = [
-                Redrive(
-                    letter.address,
-                    headers.for_redrive(_story(letter), by, now, reset_attempts=reset_attempts),
-                    delay=delay if via == "retry" else 0.0,
-                )
-                for letter in letters
-            ]
-            _tally(report, letters, await self._parking.redrive(orders))
-            if rate:
-                await asyncio.sleep(len(letters) / rate)
+            deltas = [headers.for_redrive(x.headers, by, now, reset_attempts=reset_attempts) for x in letters]
+            orders = [Redrive(x.address, delta, delay=wait) for x, delta in zip(letters, deltas, strict=True)]
+            answers = await self._parking.redrive(orders)
+            for letter, delta, answer in zip(letters, deltas, answers, strict=True):
+                if answer == "done":
+                    sent[letter.event.id] = headers.number(delta[headers.REDRIVEN_COUNT])
+            return answers
+
+        report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
+        choice = await self._choose(ids, None, where, after, sent)
+        try:
+            if canary is not None and not dry_run:
+                first = canary if isinstance(canary, Canary) else Canary(canary)
+                await self._carry_out(report, choice, move, _least(first.letters, limit), rate, halt, progress)
+                if not await self._went_well(report, first, sent, halt):
+                    return report
+            await self._carry_out(report, choice, move, limit, rate, halt, progress)
+        finally:
+            if report.done:
+                telemetry.redriven.add(report.done, {"service": self.service})
+                fields = {"service": self.service, "messages": report.done, "by": by, "via": via}
+                telemetry.log(logging.WARNING, "redriven", fields)
+        return report
+
+    async def edit(
+        self, id: str, body: bytes, *, address: str | None = None, reset_attempts: bool = False, by: str = "python"
+    ) -> Report:
+        """Put one letter back with another body. Who did it, when, and both bodies' digests travel with the message."""
+        found = [letter for letter in await self.get(id) if address in (None, letter.address)]
+        if not found:
+            raise UnknownLetter(f"{self.service} has no dead letter with the id {id!r}")
+        if len(found) > 1:
+            places = ", ".join(letter.address for letter in found)
+            raise ConfigError(f"{self.service} has {len(found)} dead letters with the id {id!r}; name one of {places}")
+        letter, now = found[0], self._now()
+        trace = f"{headers.iso(now)} by {headers.cut(by, 100)}: {_digest(letter.body)} -> {_digest(body)}"
+        delta = headers.for_redrive(letter.story, by, now, reset_attempts=reset_attempts, edited=trace)
+        report = Report(matched=1)
+        answers = await self._parking.redrive([Redrive(letter.address, delta, body)])
+        _count(report, [Parked(letter.address, letter.event, letter.story)], answers)
         if report.done:
-            telemetry.redriven.add(report.done, {"service": self.service})
-            telemetry.log(
-                logging.WARNING, "redriven", {"service": self.service, "messages": report.done, "by": by, "via": via}
-            )
+            telemetry.redriven.add(1, {"service": self.service})
+            fields = {"service": self.service, "event_id": id, "by": by, "edited": trace}
+            telemetry.log(logging.WARNING, "dlq_edited", fields)
         return report
 
     async def purge(
         self,
         ids: Sequence[str] | None = None,
         *,
-        where: str | Filter | None = None,
+        addresses: Sequence[str] | None = None,
+        where: Where = None,
+        after: str | None = None,
         limit: int | None = None,
         dry_run: bool = False,
+        export: IO[str] | None = None,
         by: str = "python",
+        stop: asyncio.Event | None = None,
+        progress: Progress | None = None,
     ) -> Report:
-        """Remove letters for good: by event id, by filter, or the oldest `limit`."""
-        report = Report(dry_run=dry_run)
-        async for letters in self._chosen(ids, where, limit, report):
-            if not dry_run:
-                _tally(report, letters, await self._parking.purge([letter.address for letter in letters]))
-        if report.done:
-            telemetry.purged.add(report.done, {"service": self.service, "reason": "operator"})
-            telemetry.log(logging.WARNING, "purged", {"service": self.service, "messages": report.done, "by": by})
+        """Remove letters for good: by event id, by filter, or the oldest `limit`.
+
+        With `export`, each letter is written to that file, and the file to the disk, before it is removed.
+        """
+
+        async def move(letters: Sequence[Parked]) -> list[Moved]:
+            if export is not None:
+                export.writelines(letterlines.dump(self._letter(letter)) + "\n" for letter in letters)
+                _to_disk(export)
+            return await self._parking.purge([letter.address for letter in letters])
+
+        report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
+        choice = await self._choose(ids, addresses, where, after)
+        try:
+            await self._carry_out(report, choice, move, limit, None, halt, progress)
+        finally:
+            if report.done:
+                telemetry.purged.add(report.done, {"service": self.service, "reason": "operator"})
+                telemetry.log(logging.WARNING, "purged", {"service": self.service, "messages": report.done, "by": by})
         return report
 
-    async def export(self, where: str | Filter | None = None) -> AsyncIterator[dict[str, object]]:
-        """Every letter as a JSON-ready object; the body as base64, to the byte."""
-        async for letter in self.all(where):
-            yield letter.row()
+    async def import_(
+        self,
+        lines: Iterable[str],
+        *,
+        dry_run: bool = False,
+        by: str = "python",
+        stop: asyncio.Event | None = None,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Park exported letters again, as they were. Those that stand there already are left alone.
 
-    async def _chosen(
-        self, ids: Sequence[str] | None, where: str | Filter | None, limit: int | None, report: Report
-    ) -> AsyncIterator[list[DeadLetter]]:
-        """The letters to work on, in pieces. What is parked again meanwhile stays out: a run ends."""
+        So an import that was interrupted, or whose fate is unknown, is simply done again.
+        """
+        report, halt, numbered = Report(dry_run=dry_run), stop or asyncio.Event(), enumerate(lines, 1)
+        try:
+            while piece := list(islice(numbered, IMPORT_AT_ONCE)):
+                letters = [letterlines.load(line, number) for number, line in piece if line.strip()]
+                await self._import(letters, report)
+                if progress is not None:
+                    progress(report)
+                if halt.is_set():
+                    report.stopped = "stopped"
+                    break
+        finally:
+            if report.done and not dry_run:
+                telemetry.log(
+                    logging.WARNING, "dlq_imported", {"service": self.service, "messages": report.done, "by": by}
+                )
+        return report
+
+    async def _import(self, letters: Sequence[Parked], report: Report) -> None:
+        report.matched += len(letters)
+        there = {_mark(letter) for letter in await self._parking.find_all([letter.event.id for letter in letters])}
+        new: list[Parked] = []
+        for letter in letters:
+            if not self._mine(letter):
+                raise ConfigError(f"{letter.event.id} belongs to a tenant that is not yours")
+            if _mark(letter) in there:
+                report.gone += 1
+            else:
+                there.add(_mark(letter))
+                new.append(letter)
+        if report.dry_run:
+            _note(report, new)
+        elif new:
+            _count(report, new, await self._parking.restore(new))
+
+    # --- the parts -------------------------------------------------------------------------------------------
+
+    async def _choose(
+        self,
+        ids: Sequence[str] | None,
+        addresses: Sequence[str] | None,
+        where: Where,
+        after: str | None,
+        sent: Mapping[str, int] | None = None,
+    ) -> Choice:
+        wanted, now = self._filter(where), self._now()
         if ids is not None:
-            found = [letter for id in ids for letter in await self.get(id)]
-            async for piece in _pieces(_each(found), limit, report):
-                yield piece
-            return
-        async for piece in _pieces(self._standing(where), limit, report):
-            yield piece
+            found = await self._parking.find_all(ids)
+            return Choice(self._parking, wanted, now, given=[x for x in found if self._mine(x)])
+        if addresses is not None:
+            return Choice(self._parking, wanted.at(addresses), now, after=after)
+        return Choice(self._parking, wanted, now, after=after, bounded=True, sent=sent, on_scan=self.on_scan)
 
-    async def _standing(self, where: str | Filter | None) -> AsyncIterator[DeadLetter]:
-        """The letters that stand here now: what is parked later comes behind them, and is not reached."""
-        wanted, now, left = Filter.of(where), self._now(), await self._parking.depth()
-        cursor = None
-        while left > 0:
-            page = await self._parking.browse(cursor, min(PAGE, left))
-            for parked in page.letters:
-                letter = DeadLetter.read(parked, self.service)
-                if wanted.matches(letter, now):
-                    yield letter
-            left -= len(page.letters)
-            cursor = page.next
-            if cursor is None:
-                return
-
-
-async def _each(letters: list[DeadLetter]) -> AsyncIterator[DeadLetter]:
-    for letter in letters:
-        yield letter
-
-
-async def _pieces(
-    letters: AsyncIterator[DeadLetter], limit: int | None, report: Report
-) -> AsyncIterator[list[DeadLetter]]:
-    piece: list[DeadLetter] = []
-    async for letter in letters:
+    async def _carry_out(
+        self,
+        report: Report,
+        choice: Choice,
+        move: Move,
+        limit: int | None,
+        rate: float | None,
+        stop: asyncio.Event,
+        progress: Progress | None,
+    ) -> None:
+        """Piece by piece, until the limit, the end, a failure or somebody's word."""
         if limit is not None and report.matched >= limit:
-            break
-        report.matched += 1
-        if report.dry_run and len(report.ids) < 1000:
-            report.ids.append(letter.id)
-        piece.append(letter)
-        if len(piece) == 100:
-            yield piece
-            piece = []
-    if piece:
-        yield piece
+            return
+        size = PAGE if rate is None else max(1, min(PAGE, int(rate / 4)))
+        done = False
+        while not done:
+            # At a rate a run may take hours: nobody's place in the queue is kept that long.
+            async with self._parking.looking():
+                await choice.begin()
+                while not done:
+                    most = size if limit is None else min(size, limit - report.matched)
+                    piece = [] if stop.is_set() else await choice.take(most)
+                    await self._piece(report, piece, move, progress)
+                    done = not piece or bool(report.failed) or report.matched == limit
+                    report.next = choice.cursor if piece and choice.more() else None
+                    if rate is not None:
+                        break
+            if rate is not None and not done:
+                await _pause(stop, size / rate)
+        if stop.is_set() and choice.more():
+            report.stopped, report.next = "stopped", choice.cursor
+        if report.failed:
+            report.stopped = f"{report.failed} could not be moved"
+
+    async def _piece(self, report: Report, letters: list[Parked], move: Move, progress: Progress | None) -> None:
+        report.matched += len(letters)
+        if report.dry_run:
+            _note(report, letters)
+        elif letters:
+            _count(report, letters, await move(letters))
+        if progress is not None:
+            progress(report)
+
+    async def _went_well(self, report: Report, canary: Canary, sent: dict[str, int], stop: asyncio.Event) -> bool:
+        if not sent or report.stopped:
+            return not report.stopped
+        back = await parked_again(self._parking, sent, canary, stats=self._stats, stop=stop)
+        if canary.too_many(back, len(sent)):
+            report.stopped = f"canary: {back} of {len(sent)} were parked again"
+        return not report.stopped
+
+    def _filter(self, where: Where) -> Filter:
+        wanted = Filter.of(where)
+        return wanted if self._tenants is None else wanted.of_tenants(self._tenants)
+
+    def _mine(self, parked: Parked) -> bool:
+        return self._tenants is None or parked.event.tenant in self._tenants
+
+    def _letter(self, parked: Parked) -> DeadLetter:
+        return DeadLetter.read(parked, self.service)
 
 
-def _tally(report: Report, letters: Sequence[DeadLetter], answers: Sequence[Moved]) -> None:
+def _count(report: Report, letters: Sequence[Parked], answers: Sequence[Moved]) -> None:
     for letter, answer in zip(letters, answers, strict=True):
         setattr(report, answer, getattr(report, answer) + 1)
-        if answer == "done" and len(report.ids) < 1000:
-            report.ids.append(letter.id)
+        if answer == "done" and len(report.ids) < MAX_IDS:
+            report.ids.append(letter.event.id)
 
 
-def _story(letter: DeadLetter) -> dict[str, object]:
-    return {headers.REDRIVEN_COUNT: letter.redriven}
+def _note(report: Report, letters: Sequence[Parked]) -> None:
+    report.ids += [letter.event.id for letter in letters[: MAX_IDS - len(report.ids)]]
+
+
+def _mark(letter: Parked) -> tuple[str, float, str]:
+    """What tells two letters of one event apart: when and where from it was parked."""
+    story = letter.headers
+    queue = headers.text(story.get(headers.ORIGINAL_QUEUE)) or ""
+    return letter.event.id, headers.moment(story.get(headers.PARKED_AT)), queue
+
+
+def _digest(body: bytes) -> str:
+    return f"{len(body)} bytes sha256:{hashlib.sha256(body).hexdigest()[:16]}"
+
+
+def _least(one: int, other: int | None) -> int:
+    return one if other is None else min(one, other)
+
+
+def _to_disk(file: IO[str]) -> None:
+    file.flush()
+    try:
+        number = file.fileno()
+    except OSError:  # a file in memory
+        return
+    try:
+        os.fsync(number)
+    except OSError:  # a pipe or a terminal has no disk
+        return
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return

@@ -1,16 +1,17 @@
-"""Adapters by URL scheme. Nothing is imported before it is asked for; a missing one says what to install."""
+"""Adapters and stores by URL scheme. Nothing is imported before it is asked for; a missing one says what to install."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from eventbus.adapter import Adapter
 from eventbus.errors import AdapterMissing, ConfigError
 from eventbus.redaction import redact_url
+from eventbus.store import Store
 
 GROUP: Final = "eventbus.adapters"
 
@@ -35,19 +36,27 @@ _BUILT_IN: Final[Mapping[str, BuiltIn]] = {
     "rediss": BuiltIn("eventbus_redis:RedisAdapter", "eventbus-redis", "redis"),
 }
 
+_STORES: Final[Mapping[str, BuiltIn]] = {
+    "memory": BuiltIn("eventbus.embedded.memory_store:MemoryStore", "eventbus-core", "memory"),
+    "sqlite": BuiltIn("eventbus.embedded.sqlite.store:SqliteStore", "eventbus-core", "sqlite"),
+    "redis": BuiltIn("eventbus_redis.store:RedisStore", "eventbus-redis", "redis"),
+    "rediss": BuiltIn("eventbus_redis.store:RedisStore", "eventbus-redis", "redis"),
+}
+
 
 def adapter_class(url: str) -> type[Adapter]:
     """The adapter for a URL's scheme."""
     scheme = scheme_of(url)
     built_in = _BUILT_IN.get(scheme)
     if built_in is not None:
-        return _load_built_in(scheme, built_in)
+        found: type[Adapter] = _load_built_in(scheme, built_in)
+        return found
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=GROUP, name=scheme):
-        found = entry.load()
-        if isinstance(found, type) and issubclass(found, Adapter):
-            return found
+        loaded = entry.load()
+        if isinstance(loaded, type) and issubclass(loaded, Adapter):
+            return loaded
         raise ConfigError(f"{scheme}: entry point {entry.value} is not an Adapter")
     known = sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
     raise ConfigError(
@@ -81,7 +90,17 @@ def scheme_of(url: str) -> str:
     return scheme
 
 
-def _load_built_in(scheme: str, built_in: BuiltIn) -> type[Adapter]:
+def open_store(url: str) -> Store:
+    """A store made from its URL; the same databases as a bus, where they can keep one."""
+    scheme = scheme_of(url)
+    built_in = _STORES.get(scheme)
+    if built_in is None:
+        raise ConfigError(f"{redact_url(url)}: no store; write redis://host, sqlite:///file or memory://")
+    store: Store = _load_built_in(scheme, built_in).from_url(url)
+    return store
+
+
+def _load_built_in(scheme: str, built_in: BuiltIn) -> Any:
     module, _, name = built_in.target.partition(":")
     try:
         loaded = importlib.import_module(module)
@@ -89,5 +108,4 @@ def _load_built_in(scheme: str, built_in: BuiltIn) -> type[Adapter]:
         raise AdapterMissing(
             f"{scheme}:// needs the package {built_in.install}: pip install {built_in.install} ({error})"
         ) from error
-    found: type[Adapter] = getattr(loaded, name)
-    return found
+    return getattr(loaded, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,15 @@ from eventbus.durations import seconds
 from eventbus.errors import ConfigError
 from eventbus.policy import Policy, RetryPolicy
 from eventbus.settlement import Delivery
+from eventbus.shaping import Fairness, Idempotency, Rate
 from eventbus.status import ConsumerStatus, StatusMap
 
 if TYPE_CHECKING:
     from eventbus.forward.auth import Auth
     from eventbus.forward.breaker import Breaker
     from eventbus.forward.endpoint import Endpoint
+    from eventbus.forward.port import Sender
+    from eventbus.forward.tls import Tls
 
 T = TypeVar("T")
 Handler = TypeVar("Handler", bound=Callable[..., object])
@@ -27,6 +31,8 @@ StatusRules = Mapping[int | str, ConsumerStatus | str]
 Duration = float | str | timedelta
 
 MAX_IN_PLACE: Final = 15 * 60.0
+RATED_PREFETCH: Final = 300.0
+"""A service with a rate holds no more than it may handle in this many seconds: nobody else could have it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,11 @@ class BatchWindow:
     size: int = 1000
     timeout: float = 1.0
     on_error: Literal["split", "fail-all"] = "split"
+
+    def __post_init__(self) -> None:
+        _count("batch.size", self.size)
+        _positive("batch.timeout", self.timeout)
+        _one_of("batch.on_error", self.on_error, ("split", "fail-all"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +62,7 @@ class Route:
     timeout: float
     batch: BatchWindow | None = None
     endpoint: Endpoint | None = None
+    rates: tuple[Rate, ...] = ()
 
     @property
     def capacity(self) -> int:
@@ -103,6 +115,10 @@ class Service:
         max_crashes: int = 3,
         grace: Duration = 25.0,
         mapping: BodyMapping | None = None,
+        fairness: Fairness | bool = False,
+        rate: Rate | Sequence[Rate] = (),
+        idempotency: Idempotency | str | None = None,
+        ordering: Literal["key"] | None = None,
     ) -> None:
         self.name = naming.check_service(name)
         self.prefix = naming.prefix_of(name) if prefix is None else naming.check_prefix(prefix)
@@ -113,6 +129,14 @@ class Service:
         self.max_crashes = _count(f"{name}.max_crashes", max_crashes)
         self.grace = seconds(grace)
         self.mapping = mapping or BodyMapping()
+        self.fairness = (Fairness() if fairness else None) if isinstance(fairness, bool) else fairness
+        self.rates = _rates(f"{name}.rate", rate)
+        self.idempotency = Idempotency(idempotency) if isinstance(idempotency, str) else idempotency
+        self.ordering = _one_of(f"{name}.ordering", ordering, (None, "key"))
+        if ordering and on_exhausted == "retry-forever":
+            raise ConfigError(
+                f"{name}.ordering = 'key': with on_exhausted = 'retry-forever' one event may hold its key for ever"
+            )
         if on_exhausted is not None:
             _one_of(f"{name}.on_exhausted", on_exhausted, ("park", "retry-forever", "discard"))
         if not dlq and on_exhausted not in ("retry-forever", "discard"):
@@ -145,6 +169,7 @@ class Service:
         timeout: Duration | None = None,
         status: StatusRules | None = None,
         permanent: tuple[type[BaseException], ...] | None = None,
+        rate: Rate | Sequence[Rate] = (),
     ) -> Callable[[Handler], Handler]:
         """Handle events of this type or pattern, one at a time. The function itself is returned unchanged."""
         names = sys._getframe(1).f_locals  # so that a payload type may be a local class, as in tests
@@ -159,6 +184,7 @@ class Service:
                     policy=self._policy_of(retry, status, permanent),
                     concurrency=self._concurrency_of(pattern, concurrency),
                     timeout=self._timeout_of(pattern, timeout),
+                    rates=_rates(f"{pattern}.rate", rate),
                 )
             )
             return function
@@ -177,6 +203,7 @@ class Service:
         retry: RetryPolicy | None = None,
         status: StatusRules | None = None,
         permanent: tuple[type[BaseException], ...] | None = None,
+        rate: Rate | Sequence[Rate] = (),
     ) -> Callable[[Handler], Handler]:
         """Handle events of this type or pattern many at a time: up to `size`, waiting up to `timeout` for them."""
         names = sys._getframe(1).f_locals
@@ -197,6 +224,7 @@ class Service:
                     concurrency=self._concurrency_of(pattern, concurrency),
                     timeout=self._timeout_of(pattern, handler_timeout),
                     batch=window,
+                    rates=_rates(f"{pattern}.rate", rate),
                 )
             )
             return function
@@ -212,26 +240,56 @@ class Service:
         concurrency: int | None = None,
         retry: RetryPolicy | None = None,
         status: StatusRules | None = None,
-        mode: Literal["binary", "structured", "raw"] = "binary",
+        mode: Literal["binary", "structured", "raw", "batch"] = "binary",
+        batch: BatchWindow | None = None,
         sign: Sequence[str] | str | None = None,
         breaker: Breaker | bool = True,
         auth: Auth | None = None,
+        rate: Rate | Sequence[Rate] = (),
+        tls: Tls | None = None,
+        egress: Literal["any", "public-only"] = "any",
+        sender: Sender | Literal["lean", "aiohttp"] | None = None,
     ) -> None:
-        """POST events of this type or pattern to an HTTP endpoint; its status decides."""
+        """POST events of this type or pattern to an HTTP endpoint; its status decides.
+
+        `concurrency` is also how many connections it gets. `mode="batch"` sends many events in one POST, filled as
+        `batch` says: `BatchWindow(size=100, timeout=1.0)` unless given; `concurrency` is then 2 unless given.
+        """
         from eventbus.forward.endpoint import Endpoint, printable
 
+        if batch is not None and mode != "batch":
+            raise ConfigError(f"{self.name}: batch goes with mode='batch' only; {pattern!r} has mode={mode!r}")
+        if mode == "batch":
+            batch, concurrency = batch or BatchWindow(size=100), concurrency or 2
         limit = self._timeout_of(pattern, timeout)
-        endpoint = Endpoint(to, timeout=limit, mode=mode, sign=sign, breaker=breaker, auth=auth)
+        at_once = self._concurrency_of(pattern, concurrency)
+        endpoint = Endpoint(
+            to,
+            timeout=limit,
+            mode=mode,
+            sign=sign,
+            breaker=breaker,
+            auth=auth,
+            tls=tls,
+            egress=egress,
+            connections=at_once,
+            halving=batch is None or batch.on_error == "split",
+            sender=sender,
+        )
+        # A batch endpoint is called with the Batch, any other with the Delivery.
+        decode = None if batch is not None else payload.decoder(Delivery)
         self._add(
             Route(
                 pattern=pattern,
                 name=printable(to),
-                call=endpoint,
-                signature=payload.Signature((payload.decoder(Delivery),), is_async=True),
+                call=endpoint if batch is None else endpoint.send_batch,
+                signature=payload.Signature((decode,), is_async=True),
                 policy=self._policy_of(retry, status, None),
-                concurrency=self._concurrency_of(pattern, concurrency),
+                concurrency=at_once,
                 timeout=limit + 5.0,  # the sender keeps the route's own; this one is the net below it
+                batch=batch,
                 endpoint=endpoint,
+                rates=_rates(f"{pattern}.rate", rate),
             )
         )
 
@@ -272,7 +330,8 @@ class Service:
         """How many deliveries a replica holds at most: twice what its routes can have in hand."""
         needed = sum(route.capacity for route in self._declared)
         if self._prefetch is None:
-            return min(max(256, 2 * needed), 20_000)
+            rated = [math.ceil(rate.limit * RATED_PREFETCH / rate.period) for rate in self.rates if rate.by == "all"]
+            return min(max(256, 2 * needed), 20_000, *rated)
         largest = max((route.capacity for route in self._declared), default=1)
         if self._prefetch < largest:
             raise ConfigError(
@@ -305,6 +364,8 @@ class Service:
             prefetch=size,
             dead_letters=dead_letters,
             mapping=self.mapping,
+            fairness=self.fairness,
+            ordered=self.ordering == "key",
         )
 
     @property
@@ -350,9 +411,10 @@ class Service:
     ) -> Policy:
         base = self._policy
         retry = retry or base.retry
-        if retry.mode == "in-place" and retry.total() > MAX_IN_PLACE:
+        if (retry.mode == "in-place" or self.ordering) and retry.total() > MAX_IN_PLACE:
+            kind = "retries that keep the order of keys" if self.ordering else "in-place retries"
             raise ConfigError(
-                f"{self.name}: in-place retries may wait {retry.total():.0f} s in all; at most {MAX_IN_PLACE:.0f} s "
+                f"{self.name}: {kind} may wait {retry.total():.0f} s in all; at most {MAX_IN_PLACE:.0f} s "
                 f"are allowed, because the message is held all that time"
             )
         return Policy(
@@ -399,8 +461,16 @@ def _codes(name: str, value: Collection[str]) -> frozenset[str]:
 
 def _one_of(name: str, value: T, allowed: Collection[T]) -> T:
     if value not in allowed:
-        raise ConfigError(f"{name} = {value!r}: must be {' or '.join(map(repr, allowed))}")
+        said = " or ".join(repr(entry) for entry in allowed if entry is not None)
+        raise ConfigError(f"{name} = {value!r}: must be {said}")
     return value
+
+
+def _rates(name: str, value: Rate | Sequence[Rate]) -> tuple[Rate, ...]:
+    found = (value,) if isinstance(value, Rate) else tuple(value)
+    if not all(isinstance(rate, Rate) for rate in found):
+        raise ConfigError(f"{name} = {value!r}: must be a Rate, such as Rate(100, '60s'), or a list of them")
+    return found
 
 
 def _positive(name: str, value: Duration) -> float:

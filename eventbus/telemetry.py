@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -15,10 +16,22 @@ from typing import Final
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
+from eventbus.redaction import redact
 from eventbus.settlement import Delivery
 
 logger: Final = logging.getLogger("eventbus")
 logger.addHandler(logging.NullHandler())
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    """Render a traceback before any formatter does: the text of a handler's exception may quote a password."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None and not record.exc_text:
+        record.exc_text = "".join(map(redact, traceback.format_exception(error))).rstrip("\n")
+    return True
+
+
+logger.addFilter(_without_secrets)
 
 TRACE_FIELDS: Final = ("traceparent", "tracestate")
 
@@ -39,7 +52,11 @@ park_errors: Final = _meter.create_counter(
 redriven: Final = _meter.create_counter("eventbus.redriven", description="dead letters put back")
 purged: Final = _meter.create_counter("eventbus.purged", description="dead letters removed for good")
 unrouted: Final = _meter.create_counter("eventbus.unrouted", description="events without a route, or without a service")
+duplicates: Final = _meter.create_counter("eventbus.duplicates", description="completed events that came once more")
 lost: Final = _meter.create_counter("eventbus.lost", description="settlements refused: another consumer owns it now")
+breaker_state: Final = _meter.create_gauge(
+    "eventbus.breaker_state", description="breaker of an endpoint: 0 closed, 1 half-open, 2 open"
+)
 stuck: Final = _meter.create_up_down_counter("eventbus.stuck", description="threads past their deadline")
 
 

@@ -125,6 +125,27 @@ def unwrap(event: Event, mapping: BodyMapping) -> tuple[Event, str]:
     return inner, ""
 
 
+def with_body(stored: bytes, content_type: str | None, body: bytes) -> bytes:
+    """What to store for a message whose event gets another body: in structured mode the envelope stays around it."""
+    if not is_structured(content_type):
+        return body
+    try:
+        envelope = from_json(stored)
+    except Undecodable:
+        return body
+    if not isinstance(envelope, dict):
+        return body
+    envelope.pop("data", None)
+    envelope.pop("data_base64", None)
+    given = envelope.get("datacontenttype")
+    try:
+        if given is None or (isinstance(given, str) and is_json(given)):
+            return json.dumps(envelope | {"data": from_json(body)}, ensure_ascii=False).encode()
+    except Undecodable:
+        pass  # carried as bytes, so that nothing is changed
+    return json.dumps(envelope | {"data_base64": base64.b64encode(body).decode()}, ensure_ascii=False).encode()
+
+
 def pack_header(value: object) -> object:
     """A header value as JSON, without loss; what JSON does not know is an object with one key that names its kind."""
     if isinstance(value, (str, int, float, bool, type(None))):

@@ -26,17 +26,19 @@ from eventbus_rabbit import options as reading
 from eventbus_rabbit._errors import NotFound
 from eventbus_rabbit.consumer import RabbitConsumer
 from eventbus_rabbit.depths import Depths
+from eventbus_rabbit.holding import Holding
 from eventbus_rabbit.letters import RabbitDeadLetterConsumer
 from eventbus_rabbit.link import Link
 from eventbus_rabbit.messages import outgoing
 from eventbus_rabbit.names import Names, exchange_of, names_of, publish_key
 from eventbus_rabbit.options import Options
+from eventbus_rabbit.ordered import OrderedRabbitConsumer, SideNotes
 from eventbus_rabbit.parking import RabbitParking
 from eventbus_rabbit.provisioning import Provisioner
 from eventbus_rabbit.publisher import Outgoing, Publisher
 from eventbus_rabbit.roads import Roads
 from eventbus_rabbit.scanning import Scanner
-from eventbus_rabbit.topology import Queue, check_distinct, describe, exchanges, queues
+from eventbus_rabbit.topology import Queue, check_distinct, definitions, describe, exchanges, queues, weaknesses
 
 log = logging.getLogger("eventbus.rabbit")
 _STORED = PublishResult("stored", subscribed=True)
@@ -54,6 +56,7 @@ class RabbitAdapter(Adapter):
         multi_process=True,
         delay_precision="tiers; the worker waits for the exact time",
         exact_depth=False,
+        key_order=True,
         max_event_bytes=16 * 1024 * 1024,
     )
 
@@ -73,6 +76,8 @@ class RabbitAdapter(Adapter):
         self._publishing = Link(self._options, "publishing", connection)
         self._consuming = Link(self._options, "consuming", consuming or connection)
         self._publisher = Publisher(self._publishing, timeout)
+        # A channel of their own: a copy that finds no exchange closes it, and events beside it would be unknown.
+        self._copies = Publisher(self._publishing, timeout)
         quorum = self._options.queue_type == "quorum"
         self._provisioner = Provisioner(self._consuming, self._options.settling if quorum else 0.0)
         self._depths = Depths(self._consuming, self._consumers_of)
@@ -93,16 +98,13 @@ class RabbitAdapter(Adapter):
         except EventBusError:
             await self._consuming.aclose()
             raise
-        if self._options.queue_type == "classic" and self._consuming.version >= (4,):
-            log.warning(
-                "classic queues on RabbitMQ %s: a killed broker may lose retries whose delay ended in its last second; "
-                "queue_type = 'quorum' does not",
-                ".".join(str(part) for part in self._consuming.version),
-            )
+        for weakness in weaknesses(self._options.queue_type, self._options.retry, self._consuming.version):
+            log.warning(weakness)
 
     async def aclose(self) -> None:
         """Disconnect."""
         await self._publisher.aclose()
+        await self._copies.aclose()
         await self._publishing.aclose()
         await self._consuming.aclose()
 
@@ -113,6 +115,10 @@ class RabbitAdapter(Adapter):
         plans = [self._plan(sub) for sub in subscriptions]
         check_distinct(plans)
         return describe(plans)
+
+    def definitions(self, topology: Topology) -> dict[str, object]:
+        """`definitions.json`, as `rabbitmqctl import_definitions` reads it."""
+        return definitions(topology, self._options.vhost)
 
     async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
         """Make what is missing; compare what is there."""
@@ -162,7 +168,7 @@ class RabbitAdapter(Adapter):
             raise
         async with self._consuming.throwaway() as wire:
             every = (names.tier_queue(ms) for ms in names.tiers())
-            for queue in (names.queue, names.retry_queue, *every, names.dead_letter_queue):
+            for queue in (names.queue, names.retry_queue, *every, names.dead_letter_queue, names.notes_queue):
                 await wire.delete_queue(queue)  # deleting what is not there is no error
             for exchange in exchanges(names):
                 if exchange.name != names.exchange:
@@ -231,17 +237,24 @@ class RabbitAdapter(Adapter):
             if roads.may_create:
                 await self.provision([subscription], "create")
 
-        consumer = RabbitConsumer(
+        options = self._options
+        holding = Holding(self._consuming, self._copies, names, options.queue_type, self._provisioner.settling)
+        kind = OrderedRabbitConsumer if subscription.ordered else RabbitConsumer
+        consumer = kind(
             self._consuming,
-            self._publisher,
+            self._copies,
             names,
             roads,
             subscription,
             prefetch=min(self._options.prefetch or subscription.prefetch, 65_535),
+            holding=holding,
             reject_to_retry=self._options.retry == "dead-letter",
             repair=repair,
             closed=self._closed,
         )
+        holding.lost = consumer.tell_lost
+        if isinstance(consumer, OrderedRabbitConsumer):
+            consumer.use_notes(lambda: SideNotes(self._consuming, self._copies, names.notes_queue))
         self._consumers.append(consumer)
         return consumer
 
@@ -257,10 +270,10 @@ class RabbitAdapter(Adapter):
     def parking(self, service: str, prefix: str) -> RabbitParking:
         """The service's dead letters."""
         names = self._names(service, prefix)
-        scanner = Scanner(self._consuming, self._publisher, names.dead_letter_queue)
         rotates = self._options.queue_type == "quorum"
+        scanner = Scanner(self._consuming, self._copies, names.dead_letter_queue, quorum=rotates)
         roads = self._roads_of(names)
-        return RabbitParking(scanner, self._publisher, names, roads, BodyMapping(), rotates=rotates)
+        return RabbitParking(scanner, self._copies, names, roads, BodyMapping(), rotates=rotates)
 
     async def stats(self, service: str, prefix: str) -> Stats:
         """Depths; what consumers in other processes hold is not counted."""

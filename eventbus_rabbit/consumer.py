@@ -1,4 +1,4 @@
-"""Consuming a work queue: receive, settle (copies first, confirmed, then acks in one write), crash notes.
+"""Consuming a work queue: receive, settle (copies first, confirmed, then acks in one write), notes.
 
 A delivery belongs to a session, the life of one channel. When the channel is gone the broker delivers everything
 unsettled again: those deliveries are lost to us, and settling them changes nothing.
@@ -9,95 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from eventbus import headers as reserved
 from eventbus.adapter import Consumer, Settled, Subscription
 from eventbus.errors import BrokerError, BrokerUnavailable, EventBusError
-from eventbus.event import new_id
 from eventbus.failpoints import failpoint
 from eventbus.settlement import Ack, Delivery, HeaderDelta, Park, Release, Requeue, Retry, Settlement
-from eventbus_rabbit import frames
-from eventbus_rabbit._errors import NotFound
-from eventbus_rabbit.link import Link, Wire
-from eventbus_rabbit.messages import Message, copy, incoming
+from eventbus_rabbit._errors import NotFound, Refused
+from eventbus_rabbit.holding import Holding
+from eventbus_rabbit.link import Link
+from eventbus_rabbit.messages import HELD, NO_MARKS, NOTED, Message, copy, incoming, new_mark
 from eventbus_rabbit.names import Names
 from eventbus_rabbit.publisher import Outgoing, Publisher
 from eventbus_rabbit.roads import Roads
+from eventbus_rabbit.sessions import Receipt, Session
 
 log = logging.getLogger("eventbus.rabbit")
 CLOSE_TIMEOUT: Final = 5.0
-
-
-class Receipt:
-    """The handle of a delivery: its message, the session it belongs to, and headers noted while it is held."""
-
-    __slots__ = ("message", "noted", "session")
-
-    def __init__(self, session: Session, message: Message) -> None:
-        self.session = session
-        self.message = message
-        self.noted: HeaderDelta = {}
-
-
-class Session:
-    """The life of one consuming channel: what came and is not taken yet, what is taken and not settled."""
-
-    def __init__(self, signal: asyncio.Event) -> None:
-        self._signal = signal
-        self.buffer: deque[Message] = deque()
-        self.open: dict[int, Delivery] = {}
-        self.seen = 0
-        self.wire: Wire | None = None
-        self.tag = ""
-        self.cancelled = False
-        self.dead = False
-
-    def delivered(self, method: bytes, properties: bytes, body: bytes) -> None:
-        """A message from the broker."""
-        self.seen += 1
-        self.buffer.append(Message(*frames.read_deliver(method), properties, body))
-        self._signal.set()
-
-    def confirmed(self, tag: int, multiple: bool, ok: bool) -> None:
-        """Nothing is published on this channel."""
-
-    def returned(self, method: bytes, properties: bytes) -> None:
-        """Nothing is published on this channel."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether what it delivered is still ours."""
-        return not self.dead and self.wire is not None and self.wire.alive
-
-    def owns(self, receipt: Receipt) -> bool:
-        """Whether a delivery is ours to settle."""
-        return receipt.session is self and receipt.message.tag in self.open
-
-    def acks(self, tags: Sequence[int]) -> bytes:
-        """The frames that acknowledge deliveries, and forgets these.
-
-        The unbroken row of finished ones at the beginning is one ack "up to here", named by a tag that is still open
-        (a settled one closes the channel); every other finished one has an ack of its own. So a slow message costs
-        its successors nothing but their own ack.
-        """
-        assert self.wire is not None
-        number, finished = self.wire.number, set(tags)
-        prefix = 0
-        for tag in self.open:
-            if tag not in finished:
-                break
-            prefix = tag
-        parts = []
-        for tag in tags:
-            del self.open[tag]
-            if tag > prefix:
-                parts.append(frames.ack(number, tag, multiple=False))
-        if prefix:
-            parts.append(frames.ack(number, prefix, multiple=True))
-        return b"".join(parts)
 
 
 class RabbitConsumer(Consumer):
@@ -112,6 +43,7 @@ class RabbitConsumer(Consumer):
         subscription: Subscription,
         *,
         prefetch: int,
+        holding: Holding,
         reject_to_retry: bool,
         repair: Callable[[], Awaitable[None]],
         closed: Callable[[RabbitConsumer], None],
@@ -126,11 +58,11 @@ class RabbitConsumer(Consumer):
         self._reject_to_retry = reject_to_retry
         self._repair = repair
         self._closed_callback = closed
-        self._signal = asyncio.Event()
+        self._holding = holding
+        self._rejects_from = names.back_exchange if names.rejects_are_retries else None
         self._woken = False
         self._closed = False
-        self._session = Session(self._signal)
-        self._session.dead = True
+        self._session = self._new_session()
 
     async def __aenter__(self) -> RabbitConsumer:
         await self._restore()
@@ -143,8 +75,8 @@ class RabbitConsumer(Consumer):
         timer = asyncio.get_running_loop().call_later(timeout, self._expire)
         try:
             while True:
-                self._signal.clear()
                 session = self._session
+                session.arrived.clear()
                 if session.buffer and not session.dead:
                     return [
                         self._delivery(session, session.buffer.popleft())
@@ -155,14 +87,14 @@ class RabbitConsumer(Consumer):
                 if session.cancelled or not session.alive:
                     await self._restore()
                     continue
-                await self._signal.wait()
+                await session.arrived.wait()
         finally:
             timer.cancel()
             self._woken = False
 
     def _expire(self) -> None:
         self._woken = True
-        self._signal.set()
+        self._session.arrived.set()
 
     def wake(self) -> None:
         """Make a waiting receive return."""
@@ -170,8 +102,10 @@ class RabbitConsumer(Consumer):
 
     def _delivery(self, session: Session, message: Message) -> Delivery:
         event, _, history, problem = incoming(
-            message, self.queue, self._subscription.mapping, back_exchange=self._names.back_exchange
+            message, self.queue, self._subscription.mapping, back_exchange=self._rejects_from
         )
+        if history.crashes and self._holding.survived(message):
+            history = replace(history, crashes=history.crashes - 1)
         stamp = message.properties.timestamp or 0
         delivery = Delivery(
             event,
@@ -179,9 +113,8 @@ class RabbitConsumer(Consumer):
             self.queue,
             Receipt(session, message),
             history,
-            message.redelivered,
-            # A copy made by `note`: the count it carries is that of the call to come.
-            history.crashes > 0 and not message.redelivered,
+            message.redelivered or HELD in message.properties.headers,
+            NOTED in message.properties.headers and not message.redelivered,
             problem,
             float(stamp) if stamp < 0xFFFFFFFF else 0.0,
         )
@@ -198,19 +131,26 @@ class RabbitConsumer(Consumer):
             await self._consume(session)
             session.cancelled = False
             return
-        session = Session(self._signal)
+        session = self._new_session()
         wire = await self._link.channel(session)
-        session.wire = wire
-        wire.on_close(lambda: self._lose(session))
+        session.use(wire)
         wire.on_cancel(lambda: self._cancelled(session))
         try:
             await wire.qos(self._prefetch)
             await self._consume(session)
         except BaseException:
-            session.dead = True
+            session.end()
             await wire.aclose()
             raise
         self._session = session
+
+    def _new_session(self) -> Session:
+        return Session(self.tell_lost)
+
+    def tell_lost(self, deliveries: list[Delivery]) -> None:
+        """A channel is gone, and these with it."""
+        if not self._closed:
+            self.lost(deliveries)
 
     async def _consume(self, session: Session) -> None:
         assert session.wire is not None
@@ -224,44 +164,40 @@ class RabbitConsumer(Consumer):
     def _cancelled(self, session: Session) -> None:
         log.warning("consumer_cancelled %s: its queue was deleted", self.queue)
         session.cancelled = True
-        self._signal.set()
-
-    def _lose(self, session: Session) -> None:
-        """The channel is gone: the broker gives everything unsettled to somebody else."""
-        if session.dead:
-            return
-        session.dead = True
-        session.buffer.clear()
-        lost = list(session.open.values())
-        session.open.clear()
-        self._signal.set()
-        if lost and not self._closed:
-            self.lost(lost)
+        session.arrived.set()
 
     # --- settle ----------------------------------------------------------------------------------------------
 
     async def settle(self, items: Sequence[tuple[Delivery, Settlement]]) -> list[Settled]:
         """Copies first and confirmed; then the acks, as few as possible, in one write."""
-        session = self._session
         answers: list[Settled] = ["lost"] * len(items)
         acked: list[int] = []
         rejected: list[int] = []
         copies: list[tuple[int, Outgoing, int]] = []
+        missing = False
         for position, (delivery, settlement) in enumerate(items):
             receipt = delivery.receipt
-            if not isinstance(receipt, Receipt) or not session.alive or not session.owns(receipt):
+            if not isinstance(receipt, Receipt) or not receipt.ours:
                 continue
             if isinstance(settlement, Ack):
                 acked.append(position)
             elif self._rejects(settlement, receipt):
                 rejected.append(position)
             else:
-                copies.append((position, *await self._copy(delivery, receipt, settlement)))
-        await self._finish(session, items, answers, acked, rejected)
+                # One whose road cannot be made now waits by itself: those beside it are settled all the same.
+                try:
+                    copies.append((position, *await self._copy(delivery, receipt, settlement)))
+                except EventBusError as error:
+                    log.warning("no_road %s: %s", self.queue, error)
+                    missing = missing or isinstance(error, NotFound)
+                    answers[position] = "failed"
+        await self._finish(items, answers, acked, rejected)
+        if missing:
+            await self._mend()
         if copies:
             stored = await self._publish(copies, answers)
             failpoint("rabbit.settle.between-copy-and-ack")
-            await self._finish(session, items, answers, stored, [])
+            await self._finish(items, answers, stored, [])
         return answers
 
     def _rejects(self, settlement: Settlement, receipt: Receipt) -> bool:
@@ -270,6 +206,7 @@ class RabbitConsumer(Consumer):
             self._reject_to_retry
             and isinstance(settlement, Retry)
             and settlement.due_at - time.time() <= self._names.base / 1000
+            and receipt.session is self._session
             and not receipt.noted
         )
 
@@ -278,13 +215,26 @@ class RabbitConsumer(Consumer):
         names, road, parked_as = self._names, 0, ""
         if isinstance(settlement, Park):
             exchange, key = names.dead_letter_exchange, names.dead_letter_key
-            parked_as = new_id()
+            parked_as = new_mark()
         elif isinstance(settlement, (Retry, Requeue)):
             road, key = await self._roads.choose(settlement.due_at)
             exchange = names.retry_exchange
         else:
             exchange, key = "", names.queue
-        message = copy(
+        return self._outgoing(delivery, receipt, delta, exchange, key, parked_as=parked_as), road
+
+    def _outgoing(
+        self,
+        delivery: Delivery,
+        receipt: Receipt,
+        delta: HeaderDelta,
+        exchange: str,
+        key: str,
+        *,
+        parked_as: str = "",
+        marks: Mapping[str, str] = NO_MARKS,
+    ) -> Outgoing:
+        return copy(
             receipt.message,
             delivery.event,
             delivery.history.retries,
@@ -294,8 +244,8 @@ class RabbitConsumer(Consumer):
             frame_max=self._publisher.frame_max,
             parked_as=parked_as,
             queue=self.queue,
+            marks=marks,
         )
-        return message, road
 
     async def _publish(self, copies: list[tuple[int, Outgoing, int]], answers: list[Settled]) -> list[int]:
         """Publish copies; returns the positions of those that are stored."""
@@ -304,7 +254,7 @@ class RabbitConsumer(Consumer):
         except EventBusError as error:
             log.warning("copy_failed %s: %s", self.queue, error)
             results = ["unknown"] * len(copies)
-        stored = []
+        stored, missing = [], False
         for (position, message, road), result in zip(copies, results, strict=True):
             if result == "stored":
                 stored.append(position)
@@ -318,7 +268,11 @@ class RabbitConsumer(Consumer):
                 if road:
                     self._roads.forget(road)
                 else:
-                    await self._mend()
+                    missing = True
+            elif result == "missing":
+                missing = True
+        if missing:
+            await self._mend()
         return stored
 
     async def _mend(self) -> None:
@@ -330,51 +284,46 @@ class RabbitConsumer(Consumer):
 
     async def _finish(
         self,
-        session: Session,
         items: Sequence[tuple[Delivery, Settlement]],
         answers: list[Settled],
         acked: list[int],
         rejected: list[int],
     ) -> None:
-        """Reject and acknowledge on the channel, in one write."""
-        # Looked at again: the channel may have gone, or another call settled it, while copies were confirmed.
-        mine = [
-            (position, receipt.message.tag) for position in acked if (receipt := _ours(session, items[position][0]))
-        ]
-        away = [
-            (position, receipt.message.tag) for position in rejected if (receipt := _ours(session, items[position][0]))
-        ]
-        for position in (*acked, *rejected):
-            answers[position] = "lost"
-        if not (mine or away) or session.wire is None:
-            return
-        parts = []
-        for _, tag in away:  # before the acks: an ack "up to here" must not swallow them
-            del session.open[tag]
-            parts.append(frames.nack(session.wire.number, tag, multiple=False, requeue=False))
-        parts.append(session.acks([tag for _, tag in mine]))
-        try:
-            await session.wire.write(b"".join(parts))
-        except EventBusError:
-            return
-        for position, _ in (*mine, *away):
-            answers[position] = "done"
+        """Reject and acknowledge. What is no longer ours, because its channel went meanwhile, is lost."""
+        receipts = {position: receipt_of(items[position][0]) for position in (*acked, *rejected)}
+        away = [receipts[position] for position in rejected]
+        done: set[Receipt] = set()
+        for session in {receipt.session for receipt in receipts.values()}:
+            done |= await session.settle([receipts[position] for position in acked], away)
+        for position, receipt in receipts.items():
+            answers[position] = "done" if receipt in done else "lost"
+
+    # --- note ------------------------------------------------------------------------------------------------
 
     async def note(self, delivery: Delivery, headers: HeaderDelta) -> bool:
-        """A crash note travels with a copy to the own queue; attempts of in-place retry are kept in memory.
+        """Swap the delivery for a copy with the note, which we hold instead (holding.py).
 
-        RabbitMQ has no place beside a message that is held. A copy would let the next message pass, which in-place
-        retry forbids: its attempts go with the next copy (retry, park, release), and only a crash forgets them.
+        Where no queue may be made, a crash note travels with a copy to the own queue, and attempts of in-place retry
+        are kept in memory until the next copy (retry, park, release): only a crash forgets them.
         """
-        receipt, session = delivery.receipt, self._session
-        if not isinstance(receipt, Receipt) or not session.alive or not session.owns(receipt):
+        receipt = delivery.receipt
+        if not isinstance(receipt, Receipt) or not receipt.ours:
             return False
-        if not headers.get(reserved.CRASHES):
-            receipt.noted = {**receipt.noted, **headers}
-            return True
-        answer = (await self.settle([(delivery, Release({**receipt.noted, **headers}))]))[0]
-        if answer == "failed":
+        delta = {**receipt.noted, **headers}
+        try:
+            return await self._holding.swap(
+                delivery,
+                receipt,
+                lambda queue, mark: self._outgoing(delivery, receipt, delta, "", queue, marks={HELD: mark}),
+            )
+        except Refused:
+            if not headers.get(reserved.CRASHES):
+                receipt.noted = delta
+                return True
+        noted = self._outgoing(delivery, receipt, delta, "", self.queue, marks={NOTED: "1"})
+        if await self._publisher.send([noted]) != ["stored"]:
             raise BrokerError(f"the crash note of {delivery.event.id} was not stored in {self.queue}")
+        await receipt.session.settle([receipt])
         return False
 
     # --- close -----------------------------------------------------------------------------------------------
@@ -382,12 +331,12 @@ class RabbitConsumer(Consumer):
     @property
     def held(self) -> int:
         """Deliveries that are here and not settled."""
-        return len(self._session.buffer) + len(self._session.open)
+        return len(self._session.buffer) + len(self._session.open) + len(self._holding.session.open)
 
     @property
     def activity(self) -> tuple[int, int, int]:
         """Changes whenever something is delivered or settled."""
-        return id(self._session), self._session.seen, len(self._session.open)
+        return id(self._session), self._session.seen, len(self._session.open) + len(self._holding.session.open)
 
     async def barrier(self) -> None:
         """Return when every delivery that the broker has sent before is here."""
@@ -413,14 +362,15 @@ class RabbitConsumer(Consumer):
             log.warning("close %s: %s; what was not settled is delivered again", self.queue, error)
         finally:
             self._closed = True
-            self._signal.set()
-            session.dead = True
-            session.open.clear()
+            session.end()
             if session.wire is not None:
                 await session.wire.aclose()
+            await self._holding.aclose()
             self._closed_callback(self)
 
 
-def _ours(session: Session, delivery: Delivery) -> Receipt | None:
+def receipt_of(delivery: Delivery) -> Receipt:
+    """The receipt of a delivery of ours."""
     receipt = delivery.receipt
-    return receipt if isinstance(receipt, Receipt) and session.alive and session.owns(receipt) else None
+    assert isinstance(receipt, Receipt)
+    return receipt

@@ -21,6 +21,8 @@ HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 RETURN: Final = b"\x00\x3c\x00\x32"
 DELIVER: Final = b"\x00\x3c\x00\x3c"
+GET_OK: Final = b"\x00\x3c\x00\x47"
+GET_EMPTY: Final = b"\x00\x3c\x00\x48"
 ACK: Final = b"\x00\x3c\x00\x50"
 NACK: Final = b"\x00\x3c\x00\x78"
 
@@ -38,6 +40,17 @@ def ack(channel: int, tag: int, *, multiple: bool) -> bytes:
 def nack(channel: int, tag: int, *, multiple: bool, requeue: bool) -> bytes:
     """basic.nack: back to its queue, or to the queue's dead-letter exchange."""
     return _SETTLE.pack(METHOD, channel, 13, 60, 120, tag, multiple | requeue << 1, 0xCE)
+
+
+def get(channel: int, queue: str) -> bytes:
+    """basic.get of one message, to be settled."""
+    payload = b"\x00\x3c\x00\x46\x00\x00" + short(queue) + b"\x00"
+    return FRAME.pack(METHOD, channel, len(payload)) + payload + END
+
+
+def as_deliver(payload: bytes) -> bytes:
+    """A basic.get-ok as the basic.deliver of a consumer without a name: the fields are the same."""
+    return DELIVER + b"\x00" + payload[4:]
 
 
 @lru_cache(maxsize=4096)

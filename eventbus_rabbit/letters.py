@@ -86,7 +86,7 @@ class RabbitDeadLetterConsumer(Consumer):
         return self._wire
 
     def _delivery(self, wire: Wire, message: Message) -> Delivery:
-        event, story, history, _ = incoming(message, self._names.queue, self._subscription.mapping, back_exchange="")
+        event, story, history, _ = incoming(message, self._names.queue, self._subscription.mapping, back_exchange=None)
         whole = event.rewritten(headers={**event.headers, **story})
         delivery = Delivery(whole, self._subscription.service, self.queue, LetterReceipt(wire, message), history)
         self._held[message.tag] = delivery

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import aio_pika
@@ -16,6 +16,7 @@ import aiormq
 from aio_pika.abc import AbstractConnection
 from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
+from aiormq.exceptions import ChannelNotFoundEntity
 from pamqp.commands import Basic
 
 from eventbus.errors import BrokerUnavailable
@@ -182,11 +183,17 @@ class Wire:
         """Whether it can still be used."""
         return not self._channel.is_closed and self._client.is_opened
 
-    def on_close(self, callback: Any) -> None:
+    def on_close(self, callback: Callable[[], None]) -> None:
         """Call this when the channel is gone, whoever closed it."""
         self._channel.closing.add_done_callback(lambda _: callback())
 
-    def on_cancel(self, callback: Any) -> None:
+    @property
+    def missed_exchange(self) -> bool:
+        """Whether the broker closed it because something was published to an exchange that is not there."""
+        closing = self._channel.closing
+        return closing.done() and not closing.cancelled() and isinstance(closing.exception(), ChannelNotFoundEntity)
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
         """Call this when the server cancels the consumer: its queue was deleted."""
         self._channel.on_consumer_cancel_callbacks.add(lambda frame: callback())
 

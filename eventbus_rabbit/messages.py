@@ -6,6 +6,9 @@ read by its properties; what it carries, it keeps to the byte.
 
 from __future__ import annotations
 
+import itertools
+import random
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -32,13 +35,19 @@ from eventbus_rabbit.values import (
 
 PARKED_ID: Final = "x-parked-id"
 """The address of a dead letter of ours."""
+HELD: Final = "x-held"
+"""On a copy in a holding queue, and on one that came back from there: its consumer died while it held it."""
+NOTED: Final = "x-crash-noted"
+"""On a copy in the work queue whose x-crashes counts the call to come, where no holding queue can be made."""
+_MARKS: Final = (PARKED_ID, HELD, NOTED)
+NO_MARKS: Final[Mapping[str, str]] = {}
 FOLDED: Final = "x-death-folded"
 """On a dead letter: how many of the rejects in its x-death are in x-retries already."""
 _DEATH: Final = (
     "x-death",
     *(f"x-{when}-death-{what}" for when in ("first", "last") for what in ("exchange", "queue", "reason")),
 )
-_BROKERS: Final = frozenset({*_DEATH, "x-delivery-count", "x-acquired-count", PARKED_ID, FOLDED})
+_BROKERS: Final = frozenset({*_DEATH, "x-delivery-count", "x-acquired-count", PARKED_ID, FOLDED, HELD, NOTED})
 """Written by the broker or by this adapter: no headers of the event."""
 _ROUTING: Final = {"CC": "x-original-cc", "BCC": "x-original-bcc"}
 """RabbitMQ sends a copy to every key in these; on a copy of ours that would reach other services."""
@@ -46,6 +55,14 @@ _USER_ID: Final = "x-original-user-id"
 HEADROOM: Final = 16 * 1024
 """Room that a published event leaves in its header frame for the story it may carry one day."""
 _CUTTABLE: Final = (*_DEATH, reserved.ATTEMPTS, reserved.RETRY_REASON, reserved.FINAL_ERROR)
+
+
+_turns = itertools.count(random.getrandbits(16))
+
+
+def new_mark() -> str:
+    """The address of a letter that is parked now: in the order of time, and of parking within a process."""
+    return f"{time.time_ns() // 1_000_000:012x}{next(_turns) & 0xFFFFFFFF:08x}{random.getrandbits(48):012x}"
 
 
 class Message:
@@ -72,8 +89,10 @@ def _entry(name: str) -> bytes:
 _NAMES: Final = {name: _entry(name) for name in ("specversion", "id", "type", "source", "time")}
 
 
-def outgoing(event: Event, exchange: str, key: str, frame_max: int) -> Outgoing | str:
-    """An event ready to be published; or why it never can be."""
+def outgoing(
+    event: Event, exchange: str, key: str, frame_max: int, story: Mapping[str, object] = NO_HEADERS, parked_as: str = ""
+) -> Outgoing | str:
+    """An event ready to be published, or to be parked with a story that it has already; or why it never can be."""
     parts: list[bytes] = []
     for name, text in wire.attributes(event):
         data = text.encode("utf-8", "replace")
@@ -86,8 +105,12 @@ def outgoing(event: Event, exchange: str, key: str, frame_max: int) -> Outgoing 
         if len(name.encode()) > MAX_SHORT:
             return f"header {name[:40]!r}...: RabbitMQ takes header names of at most {MAX_SHORT} bytes"
         parts += (short(name), encode(value))
+    for name, value in story.items():
+        parts += (short(name), encode(value))
+    if parked_as:
+        parts += (short(PARKED_ID), encode(parked_as))
     table = b"".join(parts)
-    if len(table) > frame_max - HEADROOM:
+    if len(table) > frame_max - (1024 if parked_as else HEADROOM):
         return f"{event.type} {event.id}: {len(table)} bytes of headers; RabbitMQ takes {frame_max - HEADROOM} here"
     if len(key.encode()) > MAX_SHORT:
         return f"{event.type[:40]}...: as a routing key a type has at most {MAX_SHORT} bytes"
@@ -104,9 +127,12 @@ def outgoing(event: Event, exchange: str, key: str, frame_max: int) -> Outgoing 
 
 
 def incoming(
-    message: Message, queue: str, mapping: BodyMapping, *, back_exchange: str
+    message: Message, queue: str, mapping: BodyMapping, *, back_exchange: str | None
 ) -> tuple[Event, Mapping[str, object], History, str]:
-    """The event in a message, the reserved headers it carries, its history, and why it cannot be read (or "")."""
+    """The event in a message, the reserved headers it carries, its history, and why it cannot be read (or "").
+
+    `back_exchange` is where rejected messages come back from; None where a reject leads to no retry.
+    """
     given = message.properties
     attrs: dict[str, str] = {}
     story: dict[str, object] = {}
@@ -124,18 +150,18 @@ def incoming(
             own[name] = decode(raw)
     history = reserved.read_history(story) if story else FRESH
     key = message.key
-    if died is not None and message.exchange == back_exchange:
+    if died is not None and message.exchange == back_exchange:  # never where that is None
         # Only what came back by the retry road was rejected here; a publisher can write any x-death it likes.
         deaths, key = _deaths(died, queue, key)
         deaths -= reserved.number(decode(given.headers.get(FOLDED, b"V")))
         if deaths > 0:
             history = _add_retries(history, deaths)
-    time = None if given.timestamp is None else _moment(given.timestamp)
+    moment = None if given.timestamp is None else _moment(given.timestamp)
     content_type = _text(given.content_type) or None
     id = _text(given.message_id)
     headers: Mapping[str, object] = own or NO_HEADERS
     if message.problem:
-        return wire.unreadable(headers, message.body, content_type, id=id, time=time), story, history, message.problem
+        return wire.unreadable(headers, message.body, content_type, id=id, time=moment), story, history, message.problem
     try:
         event = wire.decode(
             attrs,
@@ -144,11 +170,11 @@ def incoming(
             content_type,
             fallback_id=id,
             fallback_type=_text(given.type) or key,
-            fallback_time=time,
+            fallback_time=moment,
             mapping=mapping,
         )
     except Undecodable as error:
-        return wire.unreadable(headers, message.body, content_type, id=id, time=time), story, history, str(error)
+        return wire.unreadable(headers, message.body, content_type, id=id, time=moment), story, history, str(error)
     if event.correlation_id is None and given.correlation_id:
         event = event.rewritten(correlation_id=_text(given.correlation_id))
     return event, story, history, ""
@@ -204,8 +230,9 @@ def copy(
     parked_as: str = "",
     queue: str = "",
     body: bytes | None = None,
+    marks: Mapping[str, str] = NO_MARKS,
 ) -> Outgoing:
-    """A copy of a message with its story changed.
+    """A copy of a message with its story changed, and marks of this adapter.
 
     A copy to the work queue has no `x-death`: its count goes on in `x-retries`, because RabbitMQ 4 forgets what a
     client sends and RabbitMQ 3 counts on from it. A dead letter (`parked_as`) keeps it, as seed 4 asks.
@@ -230,6 +257,8 @@ def copy(
         deaths = rejects(message, queue)
         if deaths:
             table[FOLDED] = encode(deaths)
+    for name, mark in marks.items():
+        table[name] = encode(mark)
     if given.user_id:
         table[_USER_ID] = b"S" + len(given.user_id).to_bytes(4) + given.user_id
     properties = _copied(given, event, foreign=not message.problem and "cloudEvents:id" not in given.headers)
@@ -262,6 +291,10 @@ def _fitted(table: RawTable, excess: int) -> RawTable:
     for name in (*_CUTTABLE, *sorted(table, key=lambda name: -len(table[name]))):
         if over <= 0:
             break
-        if name in result and (name in _CUTTABLE or not reserved.is_reserved(name)) and name != PARKED_ID:
+        if (
+            name in result
+            and (name in _CUTTABLE or not reserved.is_reserved(name))
+            and name not in (PARKED_ID, HELD, NOTED)
+        ):
             over -= len(result.pop(name)) + len(name) + 1
     return result

@@ -6,20 +6,16 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
 from eventbus.errors import ConfigError
+from eventbus.event import new_id
+from eventbus.naming import template_fields
+from eventbus.scheduling.tiers import TIERS
 
 MAX_NAME: Final = 255
-TIERS: Final = (
-    *(25, 50, 100, 200, 500, 1_000, 2_000, 4_000, 8_000, 15_000, 30_000, 60_000, 120_000),
-    *(300_000, 1_800_000, 10_800_000, 43_200_000),
-)
-"""Delays that have a queue of their own, in ms; the layout's base delay stands among them. A fixed set, so that
-everybody knows all names: a depth can be told, and a service unsubscribed, by one who never saw its policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 }
 
 TEMPLATES: Final = tuple(field.name for field in fields(Layout) if field.name not in ("exchange_type", "retry_ms"))
-_FIELDS: Final = frozenset({"prefix", "service", "ms", "queue"})
+_FIELDS: Final = ("prefix", "service", "queue", "ms")
 _PER_SERVICE: Final = ("queue", "dead_letter_queue", "tier_queue")
 
 
@@ -122,16 +118,7 @@ def layout(name: str, templates: Mapping[str, str], retry_ms: int | None = None)
 
 
 def _check_template(key: str, template: str) -> None:
-    try:
-        used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise ConfigError(f"rabbit.names.{key} = {template!r}: {error}") from None
-    unknown = used - _FIELDS
-    if unknown:
-        raise ConfigError(
-            f"rabbit.names.{key} = {template!r}: unknown {{{sorted(unknown)[0]}}}; "
-            "use {prefix}, {service}, {queue} and, in tiers, {ms}"
-        )
+    used = template_fields(f"rabbit.names.{key}", template, _FIELDS)
     if ("ms" in used) != (key in ("tier_queue", "tier_key")):
         raise ConfigError(
             f"rabbit.names.{key} = {template!r}: {{ms}} belongs in tier_queue and tier_key, and only there"
@@ -165,6 +152,11 @@ class Names:
         """The delay of the base retry queue, in ms."""
         return self.layout.retry_ms
 
+    @property
+    def rejects_are_retries(self) -> bool:
+        """Whether a plain reject goes round the retry loop; in seed 0 it goes to the dead letters."""
+        return self.reject_exchange == self.retry_exchange
+
     def tier_queue(self, ms: int) -> str:
         """The queue of one tier."""
         return self._format(self.layout.tier_queue, ms)
@@ -173,8 +165,20 @@ class Names:
         """The routing key of one tier on the retry exchange."""
         return self._format(self.layout.tier_key, ms)
 
+    def holding_queue(self, mark: str) -> str:
+        """The queue of one consumer for what it holds with a note."""
+        return f"{self.retry_queue}.held.{mark}"
+
+    @property
+    def notes_queue(self) -> str:
+        """Where the notes of a service stand that keeps the order of keys."""
+        return f"{self.queue}.notes"
+
     def tiers(self) -> list[int]:
-        """Every delay that may have a queue, shortest first."""
+        """Every delay that may have a queue, shortest first: a fixed set, so that everybody knows all names.
+
+        A depth can be told, and a service unsubscribed, by one who never saw its policy.
+        """
         return sorted({*TIERS, self.base})
 
     def publish_key(self, type: str) -> str:
@@ -215,7 +219,8 @@ def names_of(chosen: Layout, service: str, prefix: str) -> Names:
         fill(chosen.back_exchange),
         fill(chosen.back_key),
     )
-    longest = max((found.tier_queue(max(TIERS)), found.retry_exchange, found.dead_letter_queue), key=len)
+    candidates = (found.tier_queue(max(TIERS)), found.holding_queue(new_id()), found.retry_exchange)
+    longest = max((*candidates, found.dead_letter_queue), key=len)
     if len(longest.encode()) > MAX_NAME:
         raise ConfigError(f"{longest}: RabbitMQ takes names of at most {MAX_NAME} bytes; shorten service or prefix")
     return found
@@ -231,14 +236,3 @@ def publish_key(chosen: Layout, prefix: str, type: str) -> str:
     if chosen.exchange_type == "topic":
         return type
     return "" if chosen.exchange_type == "fanout" else chosen.queue.format(prefix=prefix, service="", queue="", ms="")
-
-
-def tier_for(tiers: list[int], delay: float) -> int:
-    """The road for a delay: the longest that is not longer than it, else the shortest there is.
-
-    What is left after the road is waited for by the worker, or is one more, shorter road: the due time is in the
-    message. So a message is never early, and never late by more than its own delay (or the shortest road).
-    """
-    ms = int(delay * 1000 + 0.5)
-    fitting = [tier for tier in tiers if tier <= ms]
-    return fitting[-1] if fitting else tiers[0]

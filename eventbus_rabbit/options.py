@@ -45,6 +45,11 @@ class Options:
         """Host and port, for error texts; never the password."""
         return ", ".join(f"{url.host}:{url.port}" for url in self.urls)
 
+    @property
+    def vhost(self) -> str:
+        """The vhost of the URL."""
+        return (unquote(self.urls[0].raw_path[1:]) if self.urls else "") or "/"
+
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context of an amqps:// URL; verification is always on."""
         if not self.urls or self.urls[0].scheme != "amqps":

@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 from eventbus import headers as reserved
 from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
+from eventbus.errors import BrokerError
 from eventbus.failpoints import failpoint
-from eventbus_rabbit.messages import FOLDED, PARKED_ID, Message, copy, incoming, rejects
+from eventbus.wire import with_body
+from eventbus_rabbit.messages import FOLDED, PARKED_ID, Message, copy, incoming, new_mark, outgoing, rejects
 from eventbus_rabbit.names import Names
 from eventbus_rabbit.publisher import Outgoing, Publisher
 from eventbus_rabbit.roads import Roads
-from eventbus_rabbit.scanning import Scanner
+from eventbus_rabbit.scanning import Scanner, Walk
 from eventbus_rabbit.values import decode
 
 AHEAD: Final = 5_000
+PAGE: Final = 500
 AHEAD_BYTES: Final = 16 * 1024 * 1024
 FRESH: Final = 5.0
 """Letters read ahead of a page are shown for so long without looking again: a queue has no place to come back to, and
@@ -43,6 +47,27 @@ class RabbitParking(Parking):
         self._ahead_until = 0.0
         self._ahead_more = False
         self._trail: list[str] = []
+        self._walking = False
+        self._behind = -1
+        self._walk: Walk | None = None
+        self._held: dict[str, Message] = {}
+        self._before: dict[str, Message] = {}
+        self._equals = Counter[str]()
+        # What the walks of one operation have shown already, in this order.
+        self._seen: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def looking(self) -> AsyncIterator[None]:
+        """Keep the place in the queue, and the letters, until the operation is over."""
+        # A quorum queue has its own order: a few letters are sorted by age, many are taken as they come.
+        self._walking = not self._rotates or await self.depth() > AHEAD
+        try:
+            yield
+        finally:
+            walk, self._walk, self._walking = self._walk, None, False
+            self._held, self._before, self._equals = {}, {}, Counter()
+            if walk is not None:
+                await walk.aclose()
 
     async def depth(self) -> int:
         """How many stand here and are not being looked at."""
@@ -51,6 +76,8 @@ class RabbitParking(Parking):
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """The letters after `cursor`, in the order of parking."""
         limit = max(1, limit)
+        if self._walking and (self._walk is not None or cursor is None or cursor in self._seen):
+            return await self._walk_on(cursor, limit)
         if cursor is None:
             self._trail, self._ahead = [], []
         page = self._from_ahead(cursor, limit)
@@ -60,6 +87,35 @@ class RabbitParking(Parking):
         assert page is not None
         self._trail += [letter.address for letter in page.letters]
         return page
+
+    async def _walk_on(self, cursor: str | None, limit: int) -> Page:
+        """The next letters of this walk, in the order of the queue. Their messages are kept for as long as a page."""
+        if self._walk is None:
+            self._walk = await self._scanner.walk()
+            if cursor is None:
+                self._seen.clear()
+            self._behind = -1 if cursor is None else self._seen[cursor]
+        found: list[Parked] = []
+        held: dict[str, Message] = {}
+        while len(found) < limit and (messages := await self._walk.next(limit - len(found))):
+            for address, message in self._named(messages, self._equals):
+                if self._seen.setdefault(address, len(self._seen)) > self._behind:
+                    held[address] = message
+                    found.append(self._parked(address, message))
+        self._before, self._held = self._held, held
+        return Page(found, (found[-1].address if found else cursor) if self._walk.left else None)
+
+    async def find_all(self, event_ids: Collection[str]) -> list[Parked]:
+        """By a walk of its own, which disturbs no other."""
+        wanted, found, equals = set(event_ids), list[Parked](), Counter[str]()
+        walk = await self._scanner.walk()
+        try:
+            while messages := await walk.next(PAGE):
+                letters = [self._parked(address, message) for address, message in self._named(messages, equals)]
+                found += [letter for letter in letters if letter.event.id in wanted]
+        finally:
+            await walk.aclose()
+        return found
 
     def _from_ahead(self, cursor: str | None, limit: int, *, just_read: bool = False) -> Page | None:
         if not just_read:
@@ -109,8 +165,7 @@ class RabbitParking(Parking):
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
         """Back to the service's own queue (or the retry road): published, confirmed, then removed here."""
         answers: list[Moved] = ["gone"] * len(letters)
-        async with self._scanner.scan(None) as (scan, _):
-            here = dict(self._addressed(scan.letters))
+        async with self._at_hand() as (here, remove):
             chosen = [(n, letter, here[letter.address]) for n, letter in enumerate(letters) if letter.address in here]
             if not chosen:
                 return answers
@@ -122,21 +177,48 @@ class RabbitParking(Parking):
                 if result == "stored":
                     stored.append(message)
             if stored:
-                await scan.remove(stored)
+                await remove(stored)
         return answers
+
+    @asynccontextmanager
+    async def _at_hand(self) -> AsyncIterator[tuple[dict[str, Message], Callable[[list[Message]], Awaitable[None]]]]:
+        """The letters that can be moved now, by address, and how to remove them."""
+        if self._walk is not None:
+            yield {**self._before, **self._held}, self._walk.remove
+            return
+        async with self._scanner.scan(None) as (scan, _):
+            yield dict(self._addressed(scan.letters)), scan.remove
 
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Gone for good."""
-        async with self._scanner.scan(None) as (scan, _):
-            here = dict(self._addressed(scan.letters))
+        async with self._at_hand() as (here, remove):
             chosen = [here[address] for address in dict.fromkeys(addresses) if address in here]
             if chosen:
-                await scan.remove(chosen)
+                await remove(chosen)
             return ["done" if address in here else "gone" for address in addresses]
+
+    async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
+        """Published to the dead-letter exchange, and confirmed."""
+        names, ready = self._names, list[Outgoing]()
+        await self._scanner.depth()  # a service that is not there has no dead letters to come back to
+        for letter in letters:
+            made = outgoing(
+                letter.event,
+                names.dead_letter_exchange,
+                names.dead_letter_key,
+                self._publisher.frame_max,
+                letter.headers,
+                new_mark(),
+            )
+            if isinstance(made, str):
+                raise BrokerError(made)
+            ready.append(made)
+        return ["done" if result == "stored" else "failed" for result in await self._publisher.send(ready)]
 
     async def _copy(self, message: Message, order: Redrive) -> Outgoing:
         parked = self._parked("", message)
         exchange, key, delta = "", self._names.queue, order.headers
+        kind = message.properties.content_type.decode("utf-8", "replace")
         if order.delay > 0:
             due_at = time.time() + order.delay
             exchange = self._names.retry_exchange
@@ -150,7 +232,7 @@ class RabbitParking(Parking):
             exchange=exchange,
             key=key,
             frame_max=self._publisher.frame_max,
-            body=order.body,
+            body=None if order.body is None else with_body(message.body, kind, order.body),
         )
 
     def _retries(self, message: Message, story: object) -> int:
@@ -162,7 +244,7 @@ class RabbitParking(Parking):
         return reserved.number(story.get(reserved.FINAL_RETRIES)) or rejects(message, self._names.queue)
 
     def _parked(self, address: str, message: Message) -> Parked:
-        event, story, _, _ = incoming(message, self._names.queue, self._mapping, back_exchange="")
+        event, story, _, _ = incoming(message, self._names.queue, self._mapping, back_exchange=None)
         found = dict(story)
         raw = message.properties.headers.get("x-death")
         if raw is not None:
@@ -171,14 +253,17 @@ class RabbitParking(Parking):
 
     def _addressed(self, letters: Sequence[Message]) -> list[tuple[str, Message]]:
         """Letters with their addresses: our mark, or for a stranger's a digest and which of its equals it is."""
-        found, equals = [], Counter[str]()
+        found = list(self._named(letters, Counter()))
+        return _by_age(found) if self._rotates else found
+
+    @staticmethod
+    def _named(letters: Sequence[Message], equals: Counter[str]) -> Iterator[tuple[str, Message]]:
         for letter in letters:
             raw = letter.properties.headers.get(PARKED_ID)
             mark = decode(raw) if raw is not None else None
             address = mark if isinstance(mark, str) and mark else _digest(letter)
             equals[address] += 1
-            found.append((address if equals[address] == 1 else f"{address}.{equals[address]}", letter))
-        return _by_age(found) if self._rotates else found
+            yield (address if equals[address] == 1 else f"{address}.{equals[address]}"), letter
 
 
 def _by_age(letters: list[tuple[str, Message]]) -> list[tuple[str, Message]]:

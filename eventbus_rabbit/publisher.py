@@ -18,9 +18,9 @@ CHUNK_BYTES: Final = 512 * 1024
 WINDOW: Final = 8
 """Chunks on their way at once: enough to keep the broker busy, few enough that memory stays small."""
 
-Stored: TypeAlias = Literal["stored", "unrouted", "refused", "late", "unknown"]
+Stored: TypeAlias = Literal["stored", "unrouted", "refused", "late", "unknown", "missing"]
 """stored; unrouted: no queue took it; refused: a queue said no (full); late: no answer in time; unknown: the channel
-was lost before an answer came."""
+was lost before an answer came; missing: lost because an exchange, of this message or of one beside it, is not there."""
 
 
 @dataclass(slots=True)
@@ -101,13 +101,13 @@ class Confirms:
                     batch.answers[position] = "unrouted"
                     return
 
-    def fail(self) -> None:
-        """The channel is gone: what is not confirmed is unknown."""
+    def fail(self, why: Stored = "unknown") -> None:
+        """The channel is gone: nobody knows what became of what is not confirmed."""
         while self.batches:
             batch = self.batches.popleft()
             for position, answer in enumerate(batch.answers):
                 if answer is None:
-                    batch.answers[position] = "unknown"
+                    batch.answers[position] = why
             if not batch.done.done():
                 batch.done.set_result(None)
 
@@ -140,7 +140,7 @@ class Publisher:
                 for batch in batches:
                     await _settled(batch)
         except TimeoutError:
-            self._retire()
+            self._retire(batches)
         except BrokerUnavailable:
             if not batches:
                 raise
@@ -157,23 +157,30 @@ class Publisher:
             batch = Batch(self._tag + 1, messages, asyncio.get_running_loop().create_future())
             self._tag += len(messages)
             self._confirms.batches.append(batch)
-            await wire.write(b"".join(parts), drained=True)
+            try:
+                await wire.write(b"".join(parts), drained=True)
+            except BaseException:
+                # Nobody knows whether it was written, and so which tags the broker gives to what comes after it.
+                self._retire()
+                raise
             return batch
 
     async def _ready(self) -> Wire:
         if self._wire is None or not self._wire.alive:
             confirms = Confirms()
             wire = await self._link.channel(confirms, confirms=True)
-            wire.on_close(confirms.fail)
+            wire.on_close(lambda: confirms.fail("missing" if wire.missed_exchange else "unknown"))
             self._confirms, self._wire, self._tag = confirms, wire, 0
             self.frame_max = wire.frame_max
         return self._wire
 
-    def _retire(self) -> None:
+    def _retire(self, late: Sequence[Batch] = ()) -> None:
         """Publish on another channel from now on; the old one may still get the confirms it waits for.
 
         A quorum queue without a leader holds back its own confirms and, by and by, the whole channel.
         """
+        if late and late[-1] not in self._confirms.batches:
+            return  # they were late on a channel that is retired already
         wire, self._wire = self._wire, None
         if wire is not None:
             task = asyncio.create_task(_close_later(wire, list(self._confirms.batches), self._timeout))

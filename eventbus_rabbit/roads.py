@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from eventbus.scheduling.tiers import tier_for
 from eventbus_rabbit._errors import Refused
-from eventbus_rabbit.names import Names, tier_for
+from eventbus_rabbit.names import Names
 from eventbus_rabbit.provisioning import Provisioner
 from eventbus_rabbit.topology import QueueType, retry_queue
 

@@ -17,7 +17,7 @@ from pamqp.header import ContentHeader
 from yarl import URL
 
 from eventbus_rabbit import frames
-from eventbus_rabbit.frames import ACK, BODY, DELIVER, HEADER, METHOD, NACK, RETURN
+from eventbus_rabbit.frames import ACK, BODY, DELIVER, GET_EMPTY, GET_OK, HEADER, METHOD, NACK, RETURN
 
 _CHUNK: Final = 256 * 1024
 _SIGN_OF_LIFE: Final = 1.0
@@ -56,6 +56,11 @@ class Tap:
             name = payload[:4]
             if name in _CONTENT:
                 self._method = payload
+                return True
+            if name == GET_OK:
+                self._method = frames.as_deliver(payload)
+                return True
+            if name == GET_EMPTY:  # who asks for many knows by the next answer that all of these have come
                 return True
             if name in _CONFIRMS:
                 self._receiver.confirmed(*frames.read_confirm(payload), name == ACK)
@@ -165,7 +170,7 @@ class FrameQueue:
     async def put(self, item: tuple[int, Any]) -> None:
         """Use a decoded frame or let the client have it."""
         frame = item[1]
-        if isinstance(frame, (Basic.Deliver, Basic.Return, Basic.Ack, Basic.Nack)):
+        if isinstance(frame, (Basic.Deliver, Basic.GetOk, Basic.GetEmpty, Basic.Return, Basic.Ack, Basic.Nack)):
             taken = self._tap.take(METHOD, frame.index.to_bytes(4) + frame.marshal())
         elif isinstance(frame, ContentHeader):
             taken = self._tap.take(HEADER, frame.marshal())

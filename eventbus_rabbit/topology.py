@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from eventbus.adapter import Resource, Subscription, Topology
 from eventbus.errors import ConfigError
-from eventbus_rabbit.names import Names, tier_for
+from eventbus.scheduling.tiers import tier_for
+from eventbus_rabbit.names import Names
 
 QueueType: TypeAlias = Literal["classic", "quorum"]
 Arguments: TypeAlias = Mapping[str, str | int]
+
+HOLDING_TTL: Final = 1_000
+HOLDING_EXPIRES: Final = 3_600_000
+"""An hour without a consumer: everything in it has gone back long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Queue:
     name: str
     arguments: Arguments
     bindings: tuple[tuple[str, str], ...] = ()
-    role: Literal["work", "retry", "tier", "dead"] = "work"
+    role: Literal["work", "retry", "tier", "dead", "notes"] = "work"
 
 
 def exchanges(names: Names) -> list[Exchange]:
@@ -46,9 +51,11 @@ def exchanges(names: Names) -> list[Exchange]:
 
 def queues(names: Names, sub: Subscription, queue_type: QueueType, version: tuple[int, ...]) -> list[Queue]:
     """The queues of a service, with the roads that its policies ask for."""
+    only_one: dict[str, str | int] = {"x-single-active-consumer": True} if sub.ordered else {}
     work = Queue(
         names.queue,
         _common(queue_type, version)
+        | only_one
         | {"x-dead-letter-exchange": names.reject_exchange, "x-dead-letter-routing-key": names.reject_key},
         tuple((names.exchange, key) for key in names.bindings(sub.patterns)),
     )
@@ -60,7 +67,8 @@ def queues(names: Names, sub: Subscription, queue_type: QueueType, version: tupl
     )
     base = retry_queue(names, names.base, queue_type, base=True)
     wanted = sorted({tier_for(names.tiers(), delay) for delay in sub.delays} - {names.base})
-    return [work, dead, base, *(retry_queue(names, ms, queue_type) for ms in wanted)]
+    notes = [Queue(names.notes_queue, _common(queue_type, version), (), "notes")] if sub.ordered else []
+    return [work, dead, *notes, base, *(retry_queue(names, ms, queue_type) for ms in wanted)]
 
 
 def retry_queue(names: Names, ms: int, queue_type: QueueType, *, base: bool = False) -> Queue:
@@ -82,12 +90,35 @@ def retry_queue(names: Names, ms: int, queue_type: QueueType, *, base: bool = Fa
     return Queue(names.tier_queue(ms), arguments, ((names.retry_exchange, names.tier_key(ms)),), "tier")
 
 
+def holding_queue(names: Names, mark: str, queue_type: QueueType) -> Queue:
+    """The queue of one consumer for what it holds with a note: taken the moment it arrives, back if the taker dies."""
+    way_back = retry_queue(names, HOLDING_TTL, queue_type).arguments
+    return Queue(names.holding_queue(mark), {**way_back, "x-expires": HOLDING_EXPIRES}, (), "tier")
+
+
 def _common(queue_type: QueueType, version: tuple[int, ...]) -> dict[str, str | int]:
     if queue_type == "classic":
         return {}
     # From 4.0 a quorum queue drops a message after 20 returns unless told otherwise. Before 4.0 the same -1 means
     # "over the limit at the first return": one look at a dead-letter queue emptied it.
     return {"x-queue-type": "quorum"} | ({"x-delivery-limit": -1} if version >= (4,) else {})
+
+
+def weaknesses(queue_type: QueueType, retry: str, version: tuple[int, ...]) -> list[str]:
+    """What a killed broker may lose by these settings, for whoever starts a bus on them."""
+    found = []
+    server = ".".join(str(part) for part in version)
+    if queue_type == "classic" and version >= (4,):
+        found.append(
+            f"classic queues on RabbitMQ {server}: a killed broker may lose retries whose delay ended in its last "
+            "second; queue_type = 'quorum' does not"
+        )
+    if retry == "dead-letter":
+        found.append(
+            f"retry = 'dead-letter' on RabbitMQ {server}: a killed broker may lose messages that were being rejected; "
+            "retry = 'copy' does not"
+        )
+    return found
 
 
 def describe(plans: Iterable[tuple[Names, list[Queue]]]) -> Topology:
@@ -120,7 +151,7 @@ def describe(plans: Iterable[tuple[Names, list[Queue]]]) -> Topology:
 def _next(names: Names, queue: Queue) -> tuple[str, ...]:
     if queue.role == "work":
         return (names.reject_exchange, names.dead_letter_queue)
-    return () if queue.role == "dead" else (names.queue,)
+    return () if queue.role in ("dead", "notes") else (names.queue,)
 
 
 def check_distinct(plans: Sequence[tuple[Names, list[Queue]]]) -> None:

@@ -24,6 +24,8 @@ from eventbus_redis.options import Options
 Argument: TypeAlias = str | bytes | int
 Entry: TypeAlias = tuple[bytes, list[bytes]]
 """The id of a stream entry and its fields, one after the other."""
+Reading: TypeAlias = "asyncio.Task[Any]"
+"""A call that reads, under way."""
 
 AnyClient: TypeAlias = "Redis | RedisCluster"
 
@@ -83,17 +85,28 @@ class Client:
             except exceptions.NoScriptError:
                 return await self._call("EVAL", script.text, len(keys), *keys, *arguments)
 
-    async def read_group(
+    def start_reading(
         self, group: str, consumer: str, count: int, block: int | None, streams: Mapping[str, str]
-    ) -> dict[str, list[Entry]]:
-        """Entries of streams for a consumer, waiting for `block` milliseconds for the first; by stream."""
+    ) -> Reading:
+        """Ask for entries of streams for a consumer, waiting for `block` milliseconds for the first.
+
+        Sent before anybody else has a turn: the server gets them ready while we do something else.
+        """
         wait: tuple[Argument, ...] = () if block is None else ("BLOCK", block)
+        return self._start(
+            "XREADGROUP", "GROUP", group, consumer, "COUNT", count, *wait,
+            "STREAMS", *streams, *streams.values(), at=next(iter(streams)),
+        )  # fmt: skip
+
+    async def entries_of(self, reading: Reading) -> dict[str, list[Entry]]:
+        """What a reading brings, by stream. It may be awaited again by whoever was cancelled meanwhile."""
         with translated(self.address):
-            reply = await self._call(
-                "XREADGROUP", "GROUP", group, consumer, "COUNT", count, *wait,
-                "STREAMS", *streams, *streams.values(), at=next(iter(streams)),
-            )  # fmt: skip
-        return _by_stream(reply)
+            return _by_stream(await asyncio.shield(reading), parsed=self._cluster)
+
+    async def wait_for(self, stream: str, after: str, block: int) -> None:
+        """Return when a stream has an entry after an id, or after `block` milliseconds. Nothing is consumed."""
+        with translated(self.address):
+            await self._call("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", stream, after, at=stream)
 
     async def entries(self, stream: str, start: str, count: int) -> list[Entry]:
         """Entries of a stream from an id on."""
@@ -148,7 +161,11 @@ class Client:
         return self._redis
 
     async def _call(self, *command: Argument, at: str | None = None) -> Any:
-        """Send a command and read its answer. `at`: the key whose node of a cluster to ask; "": any node.
+        """Send a command and read its answer. `at`: the key whose node of a cluster to ask; "": any node."""
+        return await asyncio.shield(self._start(*command, at=at))
+
+    def _start(self, *command: Argument, at: str | None = None) -> asyncio.Task[Any]:
+        """Send a command.
 
         In a task of its own, so that whoever is cancelled while waiting does not cancel the reading: the answer
         would be lost with its entries, and a cancel inside redis-py was seen to be swallowed.
@@ -157,11 +174,26 @@ class Client:
         where: dict[str, object] = {}
         if self._cluster and at is not None:
             where["target_nodes"] = client.get_node_from_key(at) if at else client.get_random_node()
-        work = client.execute_command(*command, **where) if self._cluster else _exchange(client, command)
+        work = client.execute_command(*command, **where) if self._cluster else self._exchange(client, command)
         call = asyncio.get_running_loop().create_task(work)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        return await asyncio.shield(call)
+        return call
+
+    async def _exchange(self, client: Any, command: tuple[Argument, ...]) -> Any:
+        # Packed in C: redis-py's asyncio client packs in Python, which is most of what publishing would cost.
+        packed = hiredis.pack_command(command)  # type: ignore[arg-type]
+        pool = client.connection_pool
+        # One deadline of ours for all of it. With redis-py's (socket_timeout) every write goes through a task of its
+        # own (asyncio.wait_for, before Python 3.12): it leaves only after all that is ready to run has run.
+        async with asyncio.timeout(self.options.timeout):
+            connection = await pool.get_connection()
+            try:
+                # A connection that fails or is cancelled is closed by redis-py before the error gets here.
+                await connection.send_packed_command(packed, check_health=False)
+                return await connection.read_response()
+            finally:
+                await pool.release(connection)
 
     def _use(self, client: AnyClient) -> None:
         if isinstance(client, RedisCluster):
@@ -177,7 +209,7 @@ class Client:
             "username": options.username,
             "password": options.password,
             "protocol": 2,
-            "socket_timeout": options.timeout,
+            "socket_timeout": options.timeout if options.cluster else None,  # see _exchange
             "socket_connect_timeout": min(options.timeout, 5.0),
             "socket_keepalive": True,
             "client_name": options.client_name,
@@ -204,7 +236,9 @@ class Client:
             guards = {
                 name: value for name, value in common.items() if name not in ("username", "password", "max_connections")
             }
-            guards["password"] = options.sentinel_password
+            # Asking every Sentinel, even those that hang, must fit into the deadline of the call that asks.
+            share = options.timeout / (len(options.hosts) + 1)
+            guards |= {"password": options.sentinel_password, "socket_timeout": share, "socket_connect_timeout": share}
             self._sentinel = Sentinel(  # type: ignore[no-untyped-call]
                 list(options.hosts), sentinel_kwargs={**guards, "retry": never}
             )
@@ -214,24 +248,11 @@ class Client:
             self._redis = Redis(host=host, port=port, db=options.db, retry=never, **common)
 
 
-async def _exchange(client: Any, command: tuple[Argument, ...]) -> Any:
-    # Packed in C: redis-py's asyncio client packs in Python, which is most of what publishing would cost.
-    packed = hiredis.pack_command(command)  # type: ignore[arg-type]
-    pool = client.connection_pool
-    connection = await pool.get_connection()
-    try:
-        # A connection that fails is closed by redis-py before the error gets here.
-        await connection.send_packed_command(packed, check_health=False)
-        return await connection.read_response()
-    finally:
-        await pool.release(connection)
-
-
-def _by_stream(reply: Any) -> dict[str, list[Entry]]:
+def _by_stream(reply: Any, *, parsed: bool) -> dict[str, list[Entry]]:
     if not reply:
         return {}
     rows = reply.items() if isinstance(reply, dict) else reply
-    return {_name(stream): [_entry(row) for row in entries] for stream, entries in rows}
+    return {_name(stream): [_entry(row) for row in entries] if parsed else entries for stream, entries in rows}
 
 
 def _entry(row: Any) -> Entry:

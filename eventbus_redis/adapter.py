@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from eventbus import telemetry
 from eventbus.adapter import (
-    PARKING_MARGIN,
     Adapter,
     Capabilities,
     Consumer,
@@ -21,17 +20,19 @@ from eventbus.adapter import (
     Subscription,
     Topology,
 )
-from eventbus.errors import BrokerError, BrokerUnavailable, InvalidEvent, UnknownService
+from eventbus.errors import BrokerError, EventBusError, UnknownService
 from eventbus.event import Event
-from eventbus_redis import _scripts, fields, names, options, preconditions
+from eventbus_redis import _scripts, options, preconditions
 from eventbus_redis._client import AnyClient, Client
 from eventbus_redis.letters import LetterConsumer
+from eventbus_redis.ordered import OrderedConsumer
 from eventbus_redis.parking import RedisParking
 from eventbus_redis.publishing import Outbox
+from eventbus_redis.store import RedisStore
+from eventbus_redis.topology import topology
+from eventbus_redis.turns import FairConsumer
 from eventbus_redis.work import WorkConsumer
 
-_FOR_SOMEBODY: Final = PublishResult("stored", subscribed=True)
-_FOR_NOBODY: Final = PublishResult("stored", subscribed=False)
 TRIM_GUARD: Final = 400
 TRIM_AT_ONCE: Final = 100_000
 EXPIRE_AT_ONCE: Final = 500
@@ -49,6 +50,8 @@ class RedisAdapter(Adapter):
         multi_process=True,
         delay_precision="never early, at most 250 ms late",
         exact_depth=True,
+        fair_receive=True,
+        key_order=True,
         max_event_bytes=16 * 1024 * 1024,
     )
 
@@ -60,6 +63,8 @@ class RedisAdapter(Adapter):
         self._outboxes: dict[str, Outbox] = {}
         self._known: set[tuple[str, str]] = set()
         self._reported: dict[str, float] = {}
+        self._looked: dict[str, float] = {}
+        self._looking: set[asyncio.Task[None]] = set()
 
     @classmethod
     def from_url(cls, url: str, settings: Mapping[str, object]) -> RedisAdapter:
@@ -84,7 +89,7 @@ class RedisAdapter(Adapter):
 
     async def aclose(self) -> None:
         """Finish what is being published, and disconnect."""
-        await asyncio.gather(*(outbox.aclose() for outbox in self._outboxes.values()))
+        await asyncio.gather(*(outbox.aclose() for outbox in self._outboxes.values()), *self._looking)
         self._outboxes.clear()
         self._known.clear()
         await self.client.aclose()
@@ -93,13 +98,13 @@ class RedisAdapter(Adapter):
 
     def topology(self, subscriptions: Sequence[Subscription]) -> Topology:
         """A stream per prefix; a group, a stream, a sorted set and dead letters per service."""
-        return names.topology(subscriptions, self.options)
+        return topology(subscriptions, self.options)
 
     async def provision(self, subscriptions: Sequence[Subscription], mode: ProvisionMode) -> list[Drift]:
         """Make the consumer groups, at the end of their streams."""
         drifts: list[Drift] = []
         for sub in subscriptions if mode != "off" else ():
-            keys = names.of_service(sub.service, sub.prefix)
+            keys = self.options.names.of_service(sub.service, sub.prefix)
             if mode == "create":
                 await self.client.run(
                     _scripts.SUBSCRIBE, (keys.main, keys.services, keys.queue), (sub.service, "create")
@@ -111,8 +116,9 @@ class RedisAdapter(Adapter):
 
     async def unsubscribe(self, service: str, prefix: str) -> None:
         """Undo provision; refused while the service has messages or dead letters."""
-        k = names.of_service(service, prefix)
-        keys = (k.main, k.services, k.queue, k.retry, k.payload, k.notes, k.dlq, k.ids, k.waiting, k.owners)
+        k = self.options.names.of_service(service, prefix)
+        mine = (k.queue, k.retry, k.payload, k.notes, k.reader, k.turns, k.turns_number)
+        keys = (k.main, k.services, *mine, *k.letters)
         left = await self.client.run(_scripts.UNSUBSCRIBE, keys, (service,))
         if left < 0:
             raise self._unknown(service)
@@ -124,7 +130,7 @@ class RedisAdapter(Adapter):
         """UnknownService for a service that nobody has provisioned; asked once."""
         if (service, prefix) in self._known:
             return
-        if await self.client.field(names.of_prefix(prefix).services, service) is None:
+        if await self.client.field(self.options.names.of_prefix(prefix).services, service) is None:
             raise self._unknown(service)
         self._known.add((service, prefix))
 
@@ -132,38 +138,24 @@ class RedisAdapter(Adapter):
 
     async def publish(self, prefix: str, events: Sequence[Event]) -> list[PublishResult]:
         """Add to the prefix's stream; returns once the server has it."""
-        results: list[PublishResult] = [_FOR_SOMEBODY] * len(events)
-        room = self.options.max_event_bytes - PARKING_MARGIN
-        rows: list[fields.Fields] = []
-        places: list[int] = []
-        for place, event in enumerate(events):
-            try:
-                row = fields.encode(event)
-            except InvalidEvent as error:
-                results[place] = PublishResult("refused", str(error))
-                continue
-            if len(event.body) > room or fields.size_of(row) > room:
-                results[place] = PublishResult("refused", f"larger than {room} bytes (redis.max_event_bytes)")
-                continue
-            rows.append(row)
-            places.append(place)
         outbox = self._outboxes.get(prefix)
         if outbox is None:
             outbox = self._outboxes[prefix] = Outbox(self.client, prefix)
-        for place, answer in zip(places, await outbox.publish(rows), strict=True):
-            if answer == 0:
-                results[place] = _FOR_NOBODY
-            elif isinstance(answer, BrokerUnavailable):
-                results[place] = PublishResult("unknown", str(answer))
-            elif isinstance(answer, BrokerError):
-                results[place] = PublishResult("refused", str(answer), later=True)
-            elif isinstance(answer, Exception):
-                raise answer
+        results = await outbox.publish(events)
+        self._look_after(prefix)
         return results
 
     def consume(self, subscription: Subscription) -> Consumer:
         """A consumer of the service's queue, or of its dead letters."""
-        return LetterConsumer(self, subscription) if subscription.dead_letters else WorkConsumer(self, subscription)
+        if subscription.dead_letters:
+            return LetterConsumer(self, subscription)
+        if subscription.ordered:
+            return OrderedConsumer(self, subscription)
+        return (FairConsumer if subscription.fairness else WorkConsumer)(self, subscription)
+
+    def store(self) -> RedisStore:
+        """On the same server, by the same connections."""
+        return RedisStore(self.client)
 
     # --- look ------------------------------------------------------------------------------------------------
 
@@ -173,8 +165,8 @@ class RedisAdapter(Adapter):
 
     async def stats(self, service: str, prefix: str) -> Stats:
         """Depths. A few unread entries are counted; many are the server's own figure, which `exact` tells apart."""
-        k = names.of_service(service, prefix)
-        keys = (k.main, k.services, k.queue, k.retry, k.dlq)
+        k = self.options.names.of_service(service, prefix)
+        keys = (k.main, k.services, k.queue, k.retry, k.dlq, k.turns_number)
         found = await self.client.run(_scripts.STATS, keys, (service, COUNTED_AT_ONCE))
         if found == -1:
             raise self._unknown(service)
@@ -203,9 +195,25 @@ class RedisAdapter(Adapter):
 
     # --- keep house ------------------------------------------------------------------------------------------
 
+    def _look_after(self, prefix: str) -> None:
+        """Publishers look too, now and then: where no consumer runs any more, nobody else would report it."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._looked.get(prefix, -REPORT_INTERVAL) < REPORT_INTERVAL:
+            return
+        self._looked[prefix] = loop.time()
+        look = loop.create_task(self._look(prefix), name=f"eventbus redis look {prefix}")
+        self._looking.add(look)
+        look.add_done_callback(self._looking.discard)
+
+    async def _look(self, prefix: str) -> None:
+        try:
+            await self.trim(prefix)
+        except EventBusError as error:
+            telemetry.log(logging.WARNING, "trim_failed", {"prefix": prefix, "error": str(error)})
+
     async def trim(self, prefix: str) -> None:
         """Remove from the shared stream what every service has finished; report who holds it back."""
-        keys = names.of_prefix(prefix)
+        keys = self.options.names.of_prefix(prefix)
         while True:
             found = await self.client.run(
                 _scripts.TRIM, (keys.main, keys.services, keys.guard), (TRIM_GUARD, TRIM_AT_ONCE)
@@ -244,16 +252,14 @@ class RedisAdapter(Adapter):
 
     async def expire(self, service: str, prefix: str) -> int:
         """Remove dead letters that are too old or too many, oldest first; counted and logged."""
-        k, settings = names.of_service(service, prefix), self.options
+        k, settings = self.options.names.of_service(service, prefix), self.options
         age = -1 if settings.dlq_max_age is None else round(settings.dlq_max_age * 1000)
         most = -1 if settings.dlq_max_entries is None else settings.dlq_max_entries
         total_old = total_many = 0
         while True:
             old: int
             many: int
-            old, many = await self.client.run(
-                _scripts.LETTERS_EXPIRE, (k.dlq, k.ids, k.waiting, k.owners), (age, most, EXPIRE_AT_ONCE)
-            )
+            old, many = await self.client.run(_scripts.LETTERS_EXPIRE, k.letters, (age, most, EXPIRE_AT_ONCE))
             total_old, total_many = total_old + old, total_many + many
             if old + many < EXPIRE_AT_ONCE:
                 break

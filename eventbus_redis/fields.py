@@ -9,23 +9,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from eventbus import wire
 from eventbus.adapter import BodyMapping
 from eventbus.errors import InvalidEvent
 from eventbus.event import JSON, NO_HEADERS, Event
+from eventbus.facets import facets
 
 Fields: TypeAlias = list[bytes]
 """Names and values, one after the other, as Redis gives them."""
 
+Story: TypeAlias = Mapping[str, object]
+"""The reserved headers of a message."""
+
+NO_STORY: Final[Story] = MappingProxyType({})
 STORY: Final = b"x-eventbus"
 ORIGIN: Final = b"x-stream-id"
 EVENT_ID: Final = b"x-event-id"
+FACETS: Final = b"x-facets"
 BODIES: Final = (b"data", b"body", b"payload", b"message", b"__data__")
 """Where a foreign message keeps its body; with none of them, all its fields together are the body, as JSON."""
 
-_OWN: Final = frozenset({STORY, ORIGIN, EVENT_ID})
+_OWN: Final = frozenset({STORY, ORIGIN, EVENT_ID, FACETS})
 _ATTRIBUTES: Final = {
     b"id": "id",
     b"type": "type",
@@ -43,6 +50,7 @@ _JSON: Final = JSON.encode()
 _dumps: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _from_iso: Final = datetime.fromisoformat
 _texts: dict[bytes, str] = {}
+_NO_MAPPING: Final = BodyMapping()
 
 
 def encode(event: Event) -> Fields:
@@ -76,35 +84,38 @@ def encode(event: Event) -> Fields:
     return fields
 
 
+def with_body(entry: Fields, body: bytes) -> bytes:
+    """What the field `data` of an entry becomes when its event gets another body."""
+    found = dict(zip(entry[::2], entry[1::2], strict=False))
+    kind = found.get(b"datacontenttype")
+    return wire.with_body(found.get(b"data", b""), None if kind is None else _text(kind), body)
+
+
 def size_of(fields: Iterable[bytes]) -> int:
     """Bytes that fields take."""
     return sum(map(len, fields))
 
 
-def decode(id: bytes, fields: Fields, mapping: BodyMapping) -> tuple[Event, dict[str, object], str, float]:
+def decode(id: bytes, fields: Fields, mapping: BodyMapping) -> tuple[Event, Story, str, float]:
     """The event in an entry, its story, what is wrong with it ("" if nothing), and when Redis took it."""
     if len(fields) == 12 and fields[::2] == _COMMON and fields[11] == _JSON:
+        _, id_, _, type_, _, source, _, time, _, body, _, _ = fields
         try:  # what nearly every message looks like, without a detour
-            event = Event.from_wire(
-                fields[1].decode(),
-                _shared(fields[3]),
-                _shared(fields[5]),
-                _from_iso(fields[7].decode()),
-                fields[9],
-                JSON,
-            )
+            created = _from_iso(time.decode())
+            event = Event.from_wire(id_.decode(), _shared(type_), _shared(source), created, body, JSON)
         except ValueError:
             pass
         else:
-            if event.time.tzinfo is not None:
-                return event, {}, "", _moment(id)
+            if created.tzinfo is not None:
+                return event, NO_STORY, "", _moment(id)
     pairs = iter(fields)
     found = dict(zip(pairs, pairs, strict=False))
-    story: dict[str, object] = {}
+    story = NO_STORY
     origin = id
     if ORIGIN in found:
         origin = found.pop(ORIGIN)
         found.pop(EVENT_ID, None)
+        found.pop(FACETS, None)
         if STORY in found:
             story = from_json(found.pop(STORY))
     elif STORY in found:
@@ -129,6 +140,12 @@ def to_json(headers: Mapping[str, object]) -> bytes:
         return _dumps({name: wire.pack_header(value) for name, value in headers.items()}).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidEvent(f"the headers cannot be written: {error}") from error
+
+
+def facets_of(id: bytes, fields: Fields, story: Story) -> bytes:
+    """What the letter made of an entry is counted by: what its readers, who know no mapping, will see in it."""
+    event, _, _, _ = decode(id, fields, _NO_MAPPING)
+    return _dumps(list(facets(event, story).values())).encode()
 
 
 def from_json(text: bytes) -> dict[str, object]:

@@ -15,7 +15,7 @@ from eventbus import telemetry
 from eventbus.adapter import Consumer, Subscription
 from eventbus.errors import EventBusError, UnknownService
 from eventbus.settlement import Delivery
-from eventbus_redis import names
+from eventbus_redis.fields import Story
 
 if TYPE_CHECKING:
     from eventbus_redis.adapter import RedisAdapter
@@ -28,7 +28,7 @@ class Receipt:
 
     __slots__ = ("fields", "id", "key", "noted", "story")
 
-    def __init__(self, key: bytes, id: bytes, fields: list[bytes], story: dict[str, object], noted: bool) -> None:
+    def __init__(self, key: bytes, id: bytes, fields: list[bytes], story: Story, noted: bool) -> None:
         self.key = key
         """`m` or `q`, for the shared stream or the service's own, and the id."""
         self.id = id
@@ -44,7 +44,7 @@ class LeasedConsumer(Consumer):
         self._adapter = adapter
         self._client = adapter.client
         self._subscription = subscription
-        self._keys = names.of_service(subscription.service, subscription.prefix)
+        self._keys = adapter.options.names.of_service(subscription.service, subscription.prefix)
         # Never the name of another one, nor of a former life: a name is what a settlement is checked by.
         self._name = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(6)}"
         self._held: dict[bytes, Delivery] = {}

@@ -106,6 +106,5 @@ class LetterConsumer(LeasedConsumer):
         arguments: list[Argument] = [self._name]
         for delivery, op, wait in orders:
             arguments += (op, receipt_of(delivery).id, wait)
-        keys = (self._keys.dlq, self._keys.ids, self._keys.waiting, self._keys.owners)
-        lost = await self._client.run(_scripts.LETTERS_SETTLE, keys, arguments)
+        lost = await self._client.run(_scripts.LETTERS_SETTLE, self._keys.letters, arguments)
         return {orders[position - 1][0] for position in lost}

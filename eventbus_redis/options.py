@@ -12,6 +12,8 @@ from eventbus.adapter import PARKING_MARGIN
 from eventbus.durations import human, seconds
 from eventbus.errors import ConfigError
 from eventbus.redaction import redact_url
+from eventbus_redis import names
+from eventbus_redis.names import Names
 
 SHORTEST_LEASE: Final = 0.2
 LONGEST_TIMEOUT: Final = 60.0
@@ -48,6 +50,7 @@ class Options:
     ssl_cert_reqs: str = "required"
     ssl_check_hostname: bool = True
     client_name: str | None = None
+    names: Names = names.DEFAULT
 
 
 def read(url: str, settings: Mapping[str, object]) -> Options:
@@ -175,6 +178,14 @@ def _switch(name: str, value: object) -> bool:
     return found
 
 
+def _names(name: str, value: object) -> Names:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"redis.{name} = {value!r}: must be a table of templates, such as queue = {names.DEFAULT.queue!r}"
+        )
+    return names.read(value)
+
+
 def _requirement(name: str, value: object) -> str:
     if value not in ("required", "none"):
         raise ConfigError(f"redis.{name} = {value!r}: must be 'required' or 'none'")
@@ -197,4 +208,5 @@ _READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "ssl_cert_reqs": _requirement,
     "ssl_check_hostname": _switch,
     "client_name": _text,
+    "names": _names,
 }

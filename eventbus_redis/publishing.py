@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from eventbus.adapter import PARKING_MARGIN, PublishResult
+from eventbus.errors import BrokerError, BrokerUnavailable, InvalidEvent
+from eventbus.event import Event
 from eventbus.failpoints import failpoint
-from eventbus_redis import fields, names
+from eventbus_redis import fields
 from eventbus_redis._client import Argument, Client
 from eventbus_redis._errors import translate
 from eventbus_redis._scripts import PUBLISH
@@ -19,21 +22,24 @@ from eventbus_redis._scripts import PUBLISH
 MOST_EVENTS: Final = 500
 MOST_BYTES: Final = 1024 * 1024
 """What one call carries at most: the server does nothing else meanwhile."""
+PACKED_AT_ONCE: Final = 125
+"""A large batch is sent in pieces: the server stores one while the next is packed here."""
+
+_FOR_SOMEBODY: Final = PublishResult("stored", subscribed=True)
+_FOR_NOBODY: Final = PublishResult("stored", subscribed=False)
 
 
 class _Parcel:
     """Events of one caller that travel together."""
 
-    __slots__ = ("arguments", "events", "size", "stored")
+    __slots__ = ("arguments", "places", "size", "stored")
 
-    def __init__(self, rows: Sequence[fields.Fields], size: int, stored: asyncio.Future[int]) -> None:
+    def __init__(self) -> None:
         self.arguments: list[Argument] = []
-        for row in rows:
-            self.arguments.append(len(row))
-            self.arguments += row
-        self.events = len(rows)
-        self.size = size
-        self.stored = stored
+        self.places: list[int] = []
+        """Where the events stand in their caller's list."""
+        self.size = 0
+        self.stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
 
 class Outbox:
@@ -41,42 +47,72 @@ class Outbox:
 
     def __init__(self, client: Client, prefix: str) -> None:
         self._client = client
-        self._keys = names.of_prefix(prefix)
+        self._keys = client.options.names.of_prefix(prefix)
+        self._room = client.options.max_event_bytes - PARKING_MARGIN
         self._waiting: deque[_Parcel] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._had_services = False
 
-    async def publish(self, rows: Sequence[fields.Fields]) -> list[int | Exception]:
-        """Store events; for each the number of services that get it, or why it was not stored."""
-        parcels = [self._parcel(piece) for piece in _pieces(rows)]
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.get_running_loop().create_task(self._send(), name="eventbus redis publish")
-        results: list[int | Exception] = []
-        for parcel in parcels:
+    async def publish(self, events: Sequence[Event]) -> list[PublishResult]:
+        """Store events; what became of each."""
+        results = [_FOR_SOMEBODY] * len(events)
+        parcels: list[_Parcel] = []
+        parcel = _Parcel()
+        for place, event in enumerate(events):
             try:
-                answer: int | Exception = await parcel.stored
-            except Exception as error:  # noqa: BLE001 - the adapter makes results of them
-                answer = error
-            results += [answer] * parcel.events
+                row = fields.encode(event)
+            except InvalidEvent as error:
+                results[place] = PublishResult("refused", str(error))
+                continue
+            size = fields.size_of(row)
+            if size > self._room:
+                text = f"larger than {self._room} bytes (redis.max_event_bytes)"
+                results[place] = PublishResult("refused", text)
+                continue
+            if parcel.places and (len(parcel.places) >= PACKED_AT_ONCE or parcel.size + size > MOST_BYTES):
+                self._post(parcel)
+                parcels.append(parcel)
+                parcel = _Parcel()
+                await asyncio.sleep(0)  # now it is on its way
+            parcel.arguments.append(len(row))
+            parcel.arguments += row
+            parcel.places.append(place)
+            parcel.size += size
+        if parcel.places:
+            self._post(parcel)
+            parcels.append(parcel)
+        for parcel in parcels:
+            result = await self._result(parcel)
+            if result is not _FOR_SOMEBODY:
+                for place in parcel.places:
+                    results[place] = result
         return results
+
+    async def _result(self, parcel: _Parcel) -> PublishResult:
+        try:
+            return _FOR_SOMEBODY if await parcel.stored else _FOR_NOBODY
+        except BrokerUnavailable as error:
+            return PublishResult("unknown", str(error))
+        except BrokerError as error:
+            return PublishResult("refused", str(error), later=True)
 
     async def aclose(self) -> None:
         """Wait for what is under way."""
         if self._sending is not None:
             await asyncio.gather(self._sending, return_exceptions=True)
 
-    def _parcel(self, piece: tuple[Sequence[fields.Fields], int]) -> _Parcel:
-        parcel = _Parcel(*piece, asyncio.get_running_loop().create_future())
+    def _post(self, parcel: _Parcel) -> None:
         self._waiting.append(parcel)
-        return parcel
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send(), name="eventbus redis publish")
 
     async def _send(self) -> None:
         while self._waiting:
             batch = [self._waiting.popleft()]
-            events, size = batch[0].events, batch[0].size
-            while self._waiting and events + self._waiting[0].events <= MOST_EVENTS and size < MOST_BYTES:
+            events, size = len(batch[0].places), batch[0].size
+            while self._waiting and events + len(self._waiting[0].places) <= MOST_EVENTS and size < MOST_BYTES:
                 batch.append(self._waiting.popleft())
-                events, size = events + batch[-1].events, size + batch[-1].size
+                events, size = events + len(batch[-1].places), size + batch[-1].size
             try:
                 services = await self._store(batch)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who wait
@@ -110,17 +146,3 @@ class Outbox:
         elif self._had_services:
             services = 1
         return max(0, services)
-
-
-def _pieces(rows: Sequence[fields.Fields]) -> list[tuple[Sequence[fields.Fields], int]]:
-    pieces: list[tuple[Sequence[fields.Fields], int]] = []
-    start, size = 0, 0
-    for place, row in enumerate(rows):
-        length = fields.size_of(row)
-        if place > start and (place - start >= MOST_EVENTS or size + length > MOST_BYTES):
-            pieces.append((rows[start:place], size))
-            start, size = place, 0
-        size += length
-    if start < len(rows):
-        pieces.append((rows[start:], size))
-    return pieces

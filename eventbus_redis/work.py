@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from eventbus import headers, telemetry
 from eventbus.adapter import Settled, Subscription
@@ -17,7 +18,7 @@ from eventbus.errors import BrokerError, UnknownService
 from eventbus.failpoints import failpoint
 from eventbus.settlement import FRESH, Ack, Delivery, HeaderDelta, Park, Release, Settlement
 from eventbus_redis import _scripts, fields
-from eventbus_redis._client import Argument, Entry
+from eventbus_redis._client import Argument, Entry, Reading
 from eventbus_redis._errors import MemoryFull, NoGroup
 from eventbus_redis.leased import LeasedConsumer, Receipt, receipt_of
 
@@ -34,23 +35,45 @@ READ_AT_ONCE: Final = 256
 """More at once would be lockstep: so the next are read while these are handled."""
 MAIN: Final = b"m"
 QUEUE: Final = b"q"
+_QUEUE: Final = QUEUE[0]
+
+Held: TypeAlias = tuple[Receipt, Delivery, Settlement]
 
 
 class WorkConsumer(LeasedConsumer):
     """Reads both streams in one call; moves what is due before it; claims what vanished consumers held."""
+
+    _released = "l"
+    """How the settling script is told to hand something back."""
+    _ahead = True
+    """Whether the next entries are read while those before them are handled."""
 
     def __init__(self, adapter: RedisAdapter, subscription: Subscription) -> None:
         super().__init__(adapter, subscription)
         self.queue = self._keys.queue
         self._streams = {self._keys.queue: ">", self._keys.main: ">"}
         self._buffer: deque[Delivery] = deque()
-        self._reading: asyncio.Task[dict[str, list[Entry]]] | None = None
+        self._reading: Reading | None = None
         self._forgotten = False
         self._next_move = self._next_claim = 0.0
         self._cursors = {MAIN: b"0-0", QUEUE: b"0-0"}
         self._settled = True
         self._parked = False
         self._cleaned = self._swept = 0.0
+
+    async def __aenter__(self) -> WorkConsumer:
+        await super().__aenter__()
+        if self._keys.main in self._streams:
+            await self._end_turns()
+        return self
+
+    async def _end_turns(self) -> None:
+        """What still waits for its tenant's turn, from when this service had fairness, goes to its stream at once."""
+        keys = (self._keys.main, self._keys.queue, self._keys.turns)
+        for window in itertools.count(1000, 1000):
+            left = (await self._client.run(_scripts.TURNS, keys, (self._subscription.service, 0, window, window)))[1]
+            if not left:
+                return
 
     # --- receive ---------------------------------------------------------------------------------------------
 
@@ -75,70 +98,84 @@ class WorkConsumer(LeasedConsumer):
     async def _take(self, limit: int, until: float) -> list[Delivery]:
         loop = asyncio.get_running_loop()
         if self._buffer:
-            return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+            return self._left_over(limit)
         if self._woken or self._closed:
             return []
         now = loop.time()
         if self._forgotten:
-            found = await self._find_forgotten(limit)
-            if found:
-                return found
-        if now >= self._next_claim:
-            found = await self._claim(min(limit, CLAIMED_AT_ONCE))
-            if found:
-                return found
+            await self._find_forgotten()
+        if not self._buffer and now >= self._next_claim:
+            await self._claim(min(limit, CLAIMED_AT_ONCE))
+        if self._buffer:
+            return self._left_over(limit)
         if now >= self._next_move:
             await self._move()
-        now = loop.time()
-        wait = min(until, now + BLOCK, self._next_move, self._next_claim) - now
-        return self._admit(await self._read(min(limit, READ_AT_ONCE), max(1, math.ceil(wait * 1000))), limit)
+        return await self._take_new(limit, until)
 
-    async def _read(self, limit: int, block: int) -> dict[str, list[Entry]]:
-        """Read new entries. Whoever cancels us does not cancel the call: its entries are for the next receive."""
+    async def _take_new(self, limit: int, until: float) -> list[Delivery]:
         if self._reading is None:
-            self._reading = asyncio.get_running_loop().create_task(
-                self._client.read_group(self._subscription.service, self._name, limit, block, self._streams)
-            )
+            now = asyncio.get_running_loop().time()
+            wait = min(until, now + BLOCK, self._next_move, self._next_claim) - now
+            self._read(min(limit, READ_AT_ONCE), max(1, math.ceil(wait * 1000)))
+        found = self._admit(await self._entries(), limit)
+        room = self._subscription.prefetch - len(self._held)
+        if self._ahead and len(found) >= READ_AT_ONCE and room >= 2 * READ_AT_ONCE:
+            # There is more, and room for it from both streams: the server gets it ready while these are handled.
+            self._read(READ_AT_ONCE, None)
+        return found
+
+    def _read(self, count: int, block: int | None) -> None:
+        sub = self._subscription
+        self._reading = self._client.start_reading(sub.service, self._name, count, block, self._streams)
+
+    async def _entries(self) -> dict[str, list[Entry]]:
+        """What was read. Whoever cancels us does not cancel the call: its entries are for the next receive."""
         reading = self._reading
+        assert reading is not None
         try:
-            return await asyncio.shield(reading)
-        except BrokerError:
-            self._forgotten = True  # the server may have sent entries that never arrived here
-            raise
-        finally:
-            if reading.done():
+            found = await self._client.entries_of(reading)
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError) or reading.cancelled():
                 self._reading = None
+                self._forgotten = True  # the server may have sent entries that never arrived here
+            raise
+        self._reading = None
+        return found
 
     def _admit(self, found: dict[str, list[Entry]], limit: int) -> list[Delivery]:
         deliveries: list[Delivery] = []
         for stream, source in ((self._keys.queue, QUEUE), (self._keys.main, MAIN)):
-            for entry in found.get(stream, ()):
-                deliveries.append(self._delivery(source, *entry))
+            if stream in found:
+                deliveries += self._deliveries(source, found[stream])
         if len(deliveries) > limit:  # the limit of the call goes for each of the streams
             self._buffer.extend(deliveries[limit:])
             del deliveries[limit:]
         return deliveries
 
-    def _delivery(
-        self, source: bytes, id: bytes, entry: list[bytes], note: bytes | None = None, suspect: bool = False
-    ) -> Delivery:
-        event, story, problem, taken = fields.decode(id, entry, self._subscription.mapping)
+    def _left_over(self, limit: int) -> list[Delivery]:
+        return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+
+    def _deliveries(self, source: bytes, entries: Sequence[Entry]) -> list[Delivery]:
+        """Entries as deliveries, which are held from here on."""
+        service, queue, mapping, held = self._subscription.service, self.queue, self._subscription.mapping, self._held
+        deliveries = []
+        for id, entry in entries:
+            event, story, problem, taken = fields.decode(id, entry, mapping)
+            key = source + id
+            receipt = Receipt(key, id, entry, story, False)
+            history = FRESH if story is fields.NO_STORY else headers.read_history(story)
+            held[key] = delivery = Delivery(event, service, queue, receipt, history, False, False, problem, taken)
+            deliveries.append(delivery)
+        return deliveries
+
+    def _inherited(self, source: bytes, entry: Entry, note: bytes | None, *, suspect: bool) -> Delivery:
+        """An entry that another consumer held, with the story that was written beside it."""
+        (delivery,) = self._deliveries(source, [entry])
+        delivery.suspect = suspect
         if note is not None:
-            story = fields.from_json(note)
-        key = source + id
-        receipt = Receipt(key, id, entry, story, note is not None)
-        delivery = Delivery(
-            event,
-            self._subscription.service,
-            self.queue,
-            receipt,
-            headers.read_history(story) if story else FRESH,
-            suspect,
-            False,
-            problem,
-            taken,
-        )
-        self._held[key] = delivery
+            receipt = receipt_of(delivery)
+            receipt.story, receipt.noted = fields.from_json(note), True
+            delivery.history = headers.read_history(receipt.story)
         return delivery
 
     async def _move(self) -> None:
@@ -148,10 +185,10 @@ class WorkConsumer(LeasedConsumer):
         pause = MOVE_INTERVAL if wait < 0 else min(MOVE_INTERVAL, wait / 1000 + 0.001)
         self._next_move = asyncio.get_running_loop().time() + (0.0 if moved >= MOVED_AT_ONCE else pause)
 
-    async def _claim(self, limit: int) -> list[Delivery]:
+    async def _claim(self, limit: int) -> None:
         """Take over what has not been renewed for a lease: its consumer is gone, or stands still."""
         lease = self._adapter.options.lease
-        found: list[Delivery] = []
+        found = 0
         for source, stream in ((QUEUE, self._keys.queue), (MAIN, self._keys.main)):
             arguments = (
                 self._subscription.service, self._name, round(lease * 1000), self._cursors[source], limit, source
@@ -167,28 +204,24 @@ class WorkConsumer(LeasedConsumer):
             for (id, entry), note in zip(entries, notes, strict=False):
                 # One that we hold was only renewed: our own process stood still, and nobody else has taken it.
                 if source + id not in self._held:
-                    found.append(self._delivery(source, id, entry, note, True))
-        self._next_claim = asyncio.get_running_loop().time() + (0.0 if len(found) >= limit else min(lease / 4, 5.0))
-        self._buffer.extend(found[limit:])
-        return found[:limit]
+                    self._buffer.append(self._inherited(source, (id, entry), note, suspect=True))
+                    found += 1
+        self._next_claim = asyncio.get_running_loop().time() + (0.0 if found >= limit else min(lease / 4, 5.0))
 
-    async def _find_forgotten(self, limit: int) -> list[Delivery]:
+    async def _find_forgotten(self) -> None:
         """After a broken call: entries that the server gave us and that never arrived. Nobody started them."""
-        found: list[Delivery] = []
         for stream, source in ((self._keys.queue, QUEUE), (self._keys.main, MAIN)):
             after = "0"
             while True:
-                page = await self._client.read_group(self._subscription.service, self._name, 500, None, {stream: after})
-                entries = page.get(stream, [])
-                for id, entry in entries:
-                    if entry and source + id not in self._held:
-                        found.append(self._delivery(source, id, entry))
+                sub = self._subscription
+                reading = self._client.start_reading(sub.service, self._name, 500, None, {stream: after})
+                entries = (await self._client.entries_of(reading)).get(stream, [])
+                new = [(id, entry) for id, entry in entries if entry and source + id not in self._held]
+                self._buffer.extend(self._deliveries(source, new))
                 if len(entries) < 500:
                     break
                 after = entries[-1][0].decode()
         self._forgotten = False
-        self._buffer.extend(found[limit:])
-        return found[:limit]
 
     async def _heal(self) -> None:
         """Make the group again, from where the service had finished: after FLUSHALL, failover, XGROUP DESTROY."""
@@ -209,98 +242,89 @@ class WorkConsumer(LeasedConsumer):
     async def settle(self, items: Sequence[tuple[Delivery, Settlement]]) -> list[Settled]:
         """All of them in one script: whose owner we still are is acknowledged, copied, or parked."""
         held = self._held
-        mine: list[tuple[Receipt, Delivery, Settlement]] = []
+        mine: list[Held] = []
         for delivery, settlement in items:
-            receipt = receipt_of(delivery)
+            receipt: Receipt = delivery.receipt  # type: ignore[assignment]
             if held.get(receipt.key) is delivery:
                 mine.append((receipt, delivery, settlement))
-        done: set[bytes] = set()
         failed: set[bytes] = set()
+        gone: set[bytes] = set()
         if mine:
             try:
-                done = await self._settle(mine)
+                gone = await self._settle(mine)
             except MemoryFull as error:
                 # Acknowledging frees memory, copying needs some: do the one, keep the other.
                 acks = [item for item in mine if isinstance(item[2], Ack)]
                 failed = {receipt.key for receipt, _, settlement in mine if not isinstance(settlement, Ack)}
                 telemetry.log(logging.ERROR, "memory_full", self._fields() | {"error": str(error), "kept": len(failed)})
-                done = await self._settle(acks) if acks else set()
+                gone = await self._settle(acks) if acks else set()
             except NoGroup:
                 self._forgotten = True  # receive makes the group again; all of these are delivered anew
+                gone = {receipt.key for receipt, _, _ in mine}
         answers: list[Settled] = []
         for delivery, _ in items:
-            key = receipt_of(delivery).key
-            if self._held.get(key) is not delivery:
+            key = delivery.receipt.key  # type: ignore[attr-defined]
+            if held.get(key) is not delivery:
                 answers.append("lost")
             elif key in failed:
                 answers.append("failed")
             else:
-                del self._held[key]
-                answers.append("done" if key in done else "lost")
+                del held[key]
+                answers.append("lost" if key in gone else "done")
         return answers
 
-    async def _settle(self, items: Sequence[tuple[Receipt, Delivery, Settlement]]) -> set[bytes]:
-        """Carry them out; the keys of those that were still ours."""
-        done: set[bytes] = set()
-        notes = [receipt.key for receipt, _, settlement in items if receipt.noted and isinstance(settlement, Ack)]
-        while items:
-            order, arguments = self._arguments(items, bare=())
-            done, missing = await self._run_settle(order, arguments, done)
+    async def _settle(self, items: Sequence[Held]) -> set[bytes]:
+        """Carry them out; the keys of those that are no longer ours."""
+        gone, missing = await self._run_settle(items)
+        if missing:
             # Somebody trimmed the stream under us: what we have in memory is the message now.
-            items = [item for item in items if item[0].key in missing]
-            if items:
-                order, arguments = self._arguments(items, bare=missing)
-                done, _ = await self._run_settle(order, arguments, done)
-                break
+            again = [item for item in items if item[0].key in missing]
+            gone |= (await self._run_settle(again, whole=True))[0]
         self._settled = True
+        notes = [receipt.key for receipt, _, settlement in items if receipt.noted and isinstance(settlement, Ack)]
         if notes:
             # Nobody reads a note without its entry: losing this call would leave a few bytes behind, no more.
             await self._client.run(_scripts.FORGET_NOTES, (self._keys.notes,), notes)
-        return done
+        return gone
 
-    async def _run_settle(
-        self, order: list[bytes], arguments: list[Argument], done: set[bytes]
-    ) -> tuple[set[bytes], set[bytes]]:
+    async def _run_settle(self, items: Sequence[Held], *, whole: bool = False) -> tuple[set[bytes], set[bytes]]:
+        """Run the script; which were no longer ours, and which have vanished from their stream (see settle.lua)."""
+        acks: tuple[list[bytes], list[bytes]] = ([], [])
+        copies: list[Argument] = []
+        copied: list[bytes] = []
+        for receipt, delivery, settlement in items:
+            if isinstance(settlement, Ack):
+                acks[receipt.key[0] == _QUEUE].append(receipt.id)
+            else:
+                copies += self._copy(receipt, delivery, settlement, receipt.fields if whole else [])
+                copied.append(receipt.key)
         k = self._keys
-        keys = (k.main, k.queue, k.retry, k.payload, k.notes, k.dlq, k.ids)
+        keys = (k.main, k.queue, k.retry, k.payload, k.notes, k.dlq, k.ids, *k.tallies)
+        arguments = (self._subscription.service, self._name, b" ".join(acks[0]), b" ".join(acks[1]), *copies)
         failpoint("redis.settle.before")
         lost, bare = await self._client.run(_scripts.SETTLE, keys, arguments)
         failpoint("redis.settle.after")
-        missing = {order[position - 1] for position in bare}
-        if lost or bare:
-            gone = {order[position - 1] for position in lost} | missing
-            return done | {key for key in order if key not in gone}, missing
-        return done | set(order), missing
+        if not lost and not bare:
+            return set(), set()
+        order = [MAIN + id for id in acks[0]] + [QUEUE + id for id in acks[1]] + copied
+        return {order[position - 1] for position in lost}, {order[position - 1] for position in bare}
 
-    def _arguments(
-        self, items: Sequence[tuple[Receipt, Delivery, Settlement]], bare: Sequence[bytes] | set[bytes]
-    ) -> tuple[list[bytes], list[Argument]]:
-        acks: tuple[list[Receipt], list[Receipt]] = ([], [])
-        copies: list[Argument] = []
-        copied: list[bytes] = []
-        now = time.time()
-        for receipt, delivery, settlement in items:
-            if isinstance(settlement, Ack):
-                acks[receipt.key[:1] == QUEUE].append(receipt)
-                continue
-            story = headers.merge(receipt.story, settlement.headers)
-            op, wait = "l", 0
-            if isinstance(settlement, Park):
-                op, self._parked = "p", True
-            elif not isinstance(settlement, Release):
-                # As a delay, not as a time: the server's clock may differ from ours. Upwards: never early.
-                op, wait = "r", max(0, math.ceil((settlement.due_at - now) * 1000))
-                self._expect(wait)
-            given = receipt.fields if receipt.key in bare else []
-            copies += (op, receipt.key[:1], receipt.id, fields.to_json(story), wait)
-            copies += (delivery.event.id.encode("utf-8", "replace"), len(given), *given)
-            copied.append(receipt.key)
-        arguments: list[Argument] = [self._subscription.service, self._name]
-        for shelf in acks:
-            arguments.append(len(shelf))
-            arguments += [receipt.id for receipt in shelf]
-        order = [receipt.key for shelf in acks for receipt in shelf] + copied
-        return order, arguments + copies
+    def _copy(
+        self, receipt: Receipt, delivery: Delivery, settlement: Settlement, whole: list[bytes]
+    ) -> tuple[Argument, ...]:
+        """What the script needs to make a copy."""
+        assert not isinstance(settlement, Ack)
+        op, wait = self._released, 0
+        if isinstance(settlement, Park):
+            op, self._parked = "p", True
+        elif not isinstance(settlement, Release):
+            # As a delay, not as a time: the server's clock may differ from ours. Upwards: never early.
+            op, wait = "r", max(0, math.ceil((settlement.due_at - time.time()) * 1000))
+            self._expect(wait)
+        story = headers.merge(receipt.story, settlement.headers)
+        facets = fields.facets_of(receipt.id, receipt.fields, story) if op == "p" else b""
+        event_id = delivery.event.id.encode("utf-8", "replace")
+        return (op, receipt.key[:1], receipt.id, fields.to_json(story), wait, event_id, facets, len(whole), *whole)
 
     def _expect(self, wait: int) -> None:
         """Look again when this is due."""
@@ -361,8 +385,7 @@ class WorkConsumer(LeasedConsumer):
     async def _let_go(self) -> None:
         if self._reading is not None:
             with contextlib.suppress(BrokerError):  # what it would have brought is let go with the rest
-                self._admit(await self._reading, 0)
-            self._reading = None
+                self._admit(await self._entries(), 0)
         unstarted = [(delivery, Release()) for delivery in self._buffer]
         self._buffer.clear()
         if unstarted:

@@ -34,7 +34,7 @@ app = App(
 app.command("eventbus.cli.demo:demo", name="demo", help="The whole story in a few seconds, on a temporary bus.")
 app.command("eventbus.cli.run:run", name="run", help="Consume until stopped: bus.toml, or app:service.")
 app.command("eventbus.cli.publish:publish", name="publish", help="Publish one event, or many with --lines.")
-app.command("eventbus.cli.dlq:app", name="dlq", help="Dead letters: count, list, show, stats, redrive, purge, export.")
+app.command("eventbus.cli.dlq:app", name="dlq", help="Dead letters: list, show, stats, redrive, edit, purge ...")
 app.command("eventbus.cli.topology:app", name="topology", help="What a configuration needs on the broker.")
 
 
@@ -71,8 +71,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tokens(arguments: Sequence[str]) -> list[str]:
-    # A lone "-" looks like an option to the parser; for publish it is a file's name: standard input.
-    if arguments[:1] == ["publish"]:
+    # A lone "-" looks like an option to the parser; here it is a file's name: standard input.
+    if arguments[:1] == ["publish"] or arguments[:2] in (["dlq", "import"], ["dlq", "edit"]):
         return ["@-" if token == "-" else token for token in arguments]
     return list(arguments)
 

@@ -6,10 +6,15 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Final
 
 from eventbus.cli.output import clean
 from eventbus.deadletter import DeadLetter
 from eventbus.durations import human
+
+COLUMNS: Final = ("id", "type", "tenant", "reason", "status", "retries", "parked", "error")
+SPARE: Final = ("tenant", "retries", "parked", "reason")
+"""Columns of the summary that a narrow terminal goes without, in this order."""
 
 
 def summary(letters: Sequence[DeadLetter]) -> list[tuple[object, ...]]:
@@ -47,7 +52,9 @@ def describe(letter: DeadLetter) -> Iterator[str]:
         "error type": letter.error_type,
         "error": letter.error,
         "retries": letter.retries,
+        "fingerprint": letter.fingerprint,
         "re-driven": f"{letter.redriven} times, last by {letter.redriven_by}" if letter.redriven else None,
+        "edited": letter.edited,
         "address": letter.address,
     }
     for name, value in facts.items():

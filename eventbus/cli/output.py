@@ -39,8 +39,13 @@ def say_json(value: object) -> None:
     say(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def say_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> None:
-    """A table: drawn on a terminal, plain columns elsewhere; nothing is cut off in a pipe."""
+def say_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", spare: Sequence[str] = ()
+) -> None:
+    """A table: drawn to fit a terminal, plain columns elsewhere; nothing is cut off in a pipe.
+
+    A narrow terminal goes without the `spare` columns, in this order, as far as needed; the last column is cut.
+    """
     cells = [["" if value is None else clean(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
         if title:
@@ -53,12 +58,27 @@ def say_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    shown = fitting(columns, cells, spare, console.width)
     table = Table(title=title or None, title_justify="left")
-    for name in columns:
-        table.add_column(name, overflow="fold")
+    for number in shown:
+        last = number == shown[-1]
+        table.add_column(columns[number], overflow="ellipsis" if last and spare else "fold", no_wrap=bool(spare))
     for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+        table.add_row(*(Text(row[number]) for number in shown))
+    console.print(table)
+
+
+def fitting(columns: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], width: int) -> list[int]:
+    """Which columns fit into so many characters, the last one in at least 20 of them. Pure."""
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    widths[-1] = min(widths[-1], 20)
+    shown = list(range(len(columns)))
+    for name in spare:
+        if sum(widths[number] + 3 for number in shown) + 1 <= width:
+            break
+        shown.remove(columns.index(name))
+    return shown
 
 
 class Progress(Protocol):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eventbus.adapter import Subscription
 from eventbus.bus import Bus
 from eventbus.cli.connection import DEFAULT_CONFIG, Connection, Place, find, given_url
 from eventbus.cli.exits import UsageError
@@ -25,6 +26,11 @@ class Plan:
     services: Sequence[Service]
     listening: Listening | None = None
     """Where events can be published over HTTP."""
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        """What the services ask of the broker."""
+        return [service.subscription() for service in self.services]
 
 
 def make(target: str | None, connection: Connection, *, imports: bool = True, listen: str | None = None) -> Plan:

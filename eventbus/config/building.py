@@ -11,13 +11,25 @@ from typing import Any, cast
 from eventbus.adapter import BodyMapping
 from eventbus.batch import Batch
 from eventbus.config.importing import find_exception, find_handler
-from eventbus.config.models import AuthTable, FileTable, MappingTable, RouteTable, ServiceTable, told
+from eventbus.config.models import (
+    AuthTable,
+    BatchTable,
+    FileTable,
+    MappingTable,
+    RouteTable,
+    ServiceTable,
+    SignTable,
+    TlsTable,
+    told,
+)
 from eventbus.config.problems import NOTHING, Path, Problem, one_line
 from eventbus.errors import ConfigError
 from eventbus.event import Event
 from eventbus.forward.auth import Auth
+from eventbus.forward.signing import Signer
+from eventbus.forward.tls import Tls, is_pem
 from eventbus.policy import RetryPolicy
-from eventbus.service import Service
+from eventbus.service import BatchWindow, Service
 
 Callback = Callable[..., object]
 
@@ -62,6 +74,10 @@ class Builder:
                 max_crashes=table.max_crashes,
                 grace=table.grace,
                 mapping=_mapping(self.table.mapping, table.mapping),
+                fairness=table.fairness.fairness() if table.fairness else False,
+                rate=[rate.rate() for rate in table.rate],
+                idempotency=table.idempotency.idempotency() if table.idempotency else None,
+                ordering=table.ordering,
             )
             for number, route in enumerate(table.routes):
                 at = (*path, "routes", number)
@@ -78,13 +94,18 @@ class Builder:
                 route.on,
                 to=route.forward,
                 timeout=route.timeout,
-                concurrency=route.concurrency,
+                concurrency=route.batch.concurrency if route.batch else route.concurrency,
                 retry=retry,
                 status=cast("Mapping[int | str, str]", route.status),
                 mode=route.mode,
-                sign=route.sign.values() if route.sign else None,
+                batch=_window(route.batch),
+                sign=self._sign(route.sign),
                 breaker=route.breaker.breaker() if route.breaker else False,
-                auth=self._auth(route.auth, (*path, "auth")),
+                auth=self._auth(route.auth),
+                tls=self._tls(route.tls),
+                egress=route.egress,
+                sender=route.sender,
+                rate=[rate.rate() for rate in route.rate],
             )
             return
         assert route.handler is not None
@@ -99,7 +120,7 @@ class Builder:
         if route.batch is not None:
             return service.batch(
                 route.on,
-                size=route.batch.size,
+                size=route.batch.size or 1000,
                 timeout=route.batch.timeout,
                 concurrency=route.batch.concurrency,
                 on_error=route.batch.on_error,
@@ -107,6 +128,7 @@ class Builder:
                 retry=retry,
                 status=cast("Mapping[int | str, str]", route.status),
                 permanent=permanent,
+                rate=[rate.rate() for rate in route.rate],
             )
         return service.on(
             route.on,
@@ -115,6 +137,7 @@ class Builder:
             timeout=route.timeout,
             status=cast("Mapping[int | str, str]", route.status),
             permanent=permanent,
+            rate=[rate.rate() for rate in route.rate],
         )
 
     def _handler(self, route: RouteTable, path: Path) -> Callback:
@@ -139,17 +162,48 @@ class Builder:
                 self.problems.append(Problem((*path, number), str(error), name))
         return tuple(found)
 
-    def _auth(self, table: AuthTable | None, path: Path) -> Auth | None:
+    def _auth(self, table: AuthTable | None) -> Auth | None:
         if table is None:
             return None
-        token = "unread"
-        if table.bearer_file is not None and not self.dry:
+        key = ("auth", "bearer_file") if table.basic is None else ("auth", "basic", "password_file")
+        return table.auth(self._secret(table.file, *key))
+
+    def _sign(self, table: SignTable | None) -> list[str] | None:
+        if table is None:
+            return None
+        secrets = table.values(self._secret(table.secret_file, "sign", "secret_file"))
+        try:
+            Signer(*secrets)
+        except ConfigError as error:
+            raise _At(("sign", "secret_file"), str(error).removeprefix("sign: ").removeprefix("sign.")) from None
+        return secrets
+
+    def _secret(self, file: str | None, *key: str) -> str:
+        """What stands in a file of secrets; its place in bus.toml is told if it cannot be read."""
+        if file is None or self.dry:
+            return "unread"
+        try:
+            return (self.folder / file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "is not a text"
+            raise _At(key, f"cannot be read: {file}: {why}") from None
+
+    def _tls(self, table: TlsTable | None) -> Tls | None:
+        if table is None:
+            return None
+        key = table.key.get_secret_value() if table.key else None
+        password = table.password.get_secret_value() if table.password else None
+        found = Tls(ca=self._pem(table.ca), cert=self._pem(table.cert), key=self._pem(key), password=password)
+        if not self.dry:
             try:
-                token = (self.folder / table.bearer_file).read_text()
-            except (OSError, UnicodeDecodeError) as error:
-                why = error.strerror if isinstance(error, OSError) else "is not a text"
-                raise _At("bearer_file", f"cannot be read: {table.bearer_file}: {why}") from None
-        return table.auth(token)
+                found.context()
+            except ConfigError as error:
+                place, _, text = str(error).partition(": ")
+                raise _At(tuple(place.split(".")), text) from None
+        return found
+
+    def _pem(self, source: str | None) -> str | None:
+        return source if source is None or is_pem(source) else str(self.folder / source)
 
     @contextmanager
     def _telling(self, path: Path, service: str, value: object = NOTHING) -> Iterator[None]:
@@ -157,7 +211,7 @@ class Builder:
         try:
             yield
         except _At as error:
-            self.problems.append(Problem((*path, "auth", error.key), str(error)))
+            self.problems.append(Problem((*path, *error.key), str(error)))
         except ConfigError as error:
             text = str(error).removeprefix(f"{service}: ").removeprefix(f"{service}.")
             key, _, rest = text.partition(" = ")
@@ -167,7 +221,7 @@ class Builder:
 
 
 class _At(ConfigError):
-    def __init__(self, key: str, text: str) -> None:
+    def __init__(self, key: tuple[str, ...], text: str) -> None:
         self.key = key
         super().__init__(text)
 
@@ -178,6 +232,11 @@ async def _placeholder(event: Event) -> None:
 
 async def _batch_placeholder(batch: Batch) -> None:
     """Stands for a batch handler that is not imported."""
+
+
+def _window(table: BatchTable | None) -> BatchWindow | None:
+    """How a batch for an endpoint is filled: a hundred at a time, because servers limit the size of a request."""
+    return None if table is None else BatchWindow(table.size or 100, table.timeout, table.on_error)
 
 
 def _mapping(common: MappingTable, own: MappingTable) -> BodyMapping:

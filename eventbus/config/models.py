@@ -29,7 +29,9 @@ from eventbus.forward.endpoint import check_url
 from eventbus.forward.signing import Signer
 from eventbus.ingest.address import Address, check_token
 from eventbus.policy import RetryPolicy
+from eventbus.registry import open_store
 from eventbus.service import MAX_IN_PLACE
+from eventbus.shaping import Fairness, Idempotency, Rate
 from eventbus.status import StatusMap
 
 BROKER_TABLES: Final = ("rabbit", "kafka", "redis", "sqlite", "memory")
@@ -195,32 +197,39 @@ class RetryTable(Table):
 
 
 class BatchTable(Table):
-    """`batch = { size = 1000, timeout = "1s", concurrency = 2, on_error = "split" }`, beside a handler."""
+    """`batch = { size = 1000, timeout = "1s", concurrency = 2, on_error = "split" }`, beside a handler; or beside
+    `forward` with `mode = "batch"`, where the size is 100 unless set.
+    """
 
-    size: Count = 1000
+    size: Count | None = None
     timeout: Period = 1.0
     concurrency: Count = 2
     on_error: Literal["split", "fail-all"] = "split"
 
 
 class SignTable(Table):
-    """`sign = { secret = "whsec_..." }`, or `{ secrets = [new, old] }` while one takes the other's place."""
+    """`sign = { secret = "whsec_..." }`, `{ secrets = [new, old] }` while one takes the other's place, or
+    `{ secret_file = "/run/secrets/webhook" }` with one secret per line.
+    """
 
     secret: SecretStr | None = None
     secrets: list[SecretStr] | None = None
+    secret_file: str | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> SignTable:
-        if (self.secret is None) == (self.secrets is None):
-            raise wrong("give secret = '...', or secrets = ['new', 'old'] for rotation")
+        if sum(value is not None for value in (self.secret, self.secrets, self.secret_file)) != 1:
+            raise wrong("give secret = '...', or secrets = ['new', 'old'] for rotation, or secret_file = '...'")
         try:
-            Signer(*self.values())
+            Signer(*self.values("unread"))
         except ConfigError as error:
             raise wrong(str(error).removeprefix("sign: ").removeprefix("sign.")) from None
         return self
 
-    def values(self) -> list[str]:
-        """The secrets, in the clear."""
+    def values(self, text: str) -> list[str]:
+        """The secrets, in the clear; `text` is what stands in the file, if there is one."""
+        if self.secret_file is not None:
+            return text.split()
         secrets = self.secrets if self.secret is None else [self.secret]
         return [secret.get_secret_value() for secret in secrets or ()]
 
@@ -243,11 +252,35 @@ class BreakerTable(Table):
         return Breaker(failures=self.failures, open=self.open, max=self.max)
 
 
+class TlsTable(Table):
+    """`tls = { ca = "ca.pem", cert = "client.pem", key = "client.key" }`: files, or the PEM text itself."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: SecretStr | None = None
+    password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> TlsTable:
+        if self.key is not None and self.cert is None:
+            raise wrong("key needs cert beside it")
+        if self.ca is None and self.cert is None:
+            raise wrong("give ca, or cert and key, or all of them")
+        return self
+
+
 class BasicTable(Table):
-    """`basic = { user = "...", password = "..." }`."""
+    """`basic = { user = "...", password = "..." }`, or `password_file` in the place of `password`."""
 
     user: str
-    password: SecretStr
+    password: SecretStr | None = None
+    password_file: str | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> BasicTable:
+        if (self.password is None) == (self.password_file is None):
+            raise wrong("give exactly one of password or password_file")
+        return self
 
 
 class AuthTable(Table):
@@ -267,11 +300,84 @@ class AuthTable(Table):
             raise wrong(str(error).partition(": ")[2]) from None
         return self
 
-    def auth(self, token: str) -> Auth:
-        """The credentials; `token` is what stands in the bearer file, if there is one."""
+    @property
+    def file(self) -> str | None:
+        """The file that holds the secret, if one does."""
+        return self.bearer_file if self.basic is None else self.basic.password_file
+
+    def auth(self, text: str) -> Auth:
+        """The credentials; `text` is what stands in the file, if there is one."""
         if self.basic is not None:
-            return Auth.basic(self.basic.user, self.basic.password.get_secret_value())
-        return Auth.bearer(token if self.bearer is None else self.bearer.get_secret_value())
+            password = self.basic.password
+            return Auth.basic(self.basic.user, text.strip() if password is None else password.get_secret_value())
+        return Auth.bearer(text if self.bearer is None else self.bearer.get_secret_value())
+
+
+def _check_store(value: str) -> object:
+    return open_store(value)
+
+
+StoreUrl = Annotated[str, AfterValidator(_told_by(_check_store))]
+Weight = Annotated[float, BeforeValidator(_number(0.001, 1000.001, "must be a number above 0, at most 1000"))]
+
+
+class FairnessTable(Table):
+    """`fairness = true`, or `{ in_a_row = 3, weights = { acme = 2 } }`."""
+
+    in_a_row: Count = 3
+    base: Count = 5
+    step: Count = 1
+    highest: Count = 1
+    weights: dict[str, Weight] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> FairnessTable:
+        if self.highest > self.base:
+            raise wrong(f"must not be above base = {self.base}", "highest")
+        return self
+
+    def fairness(self) -> Fairness:
+        """The rule it stands for."""
+        return Fairness(self.in_a_row, self.base, self.step, self.highest, self.weights)
+
+
+class RateTable(Table):
+    """`rate = { limit = 100, period = "60s", by = "tenant", tenants = { acme = 500 }, scope = "service" }`."""
+
+    limit: Count
+    period: Period = 1.0
+    by: Literal["all", "tenant"] = "all"
+    tenants: dict[str, Count] = Field(default_factory=dict)
+    scope: Literal["worker", "service"] = "worker"
+    store: StoreUrl | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> RateTable:
+        try:
+            self.rate()
+        except ConfigError as error:
+            key, _, text = str(error).removeprefix("rate.").partition(":")
+            raise wrong(text.strip(), key.partition(" ")[0]) from None
+        return self
+
+    def rate(self) -> Rate:
+        """The rate it stands for."""
+        return Rate(self.limit, self.period, by=self.by, tenants=self.tenants, scope=self.scope, store=self.store)
+
+
+class IdempotencyTable(Table):
+    """`idempotency = { store = "redis://host", window = "24h", claim = "1m" }`."""
+
+    store: StoreUrl | None = None
+    window: Period = 86_400.0
+    claim: Period | None = None
+
+    def idempotency(self) -> Idempotency:
+        """The setting it stands for."""
+        return Idempotency(self.store, window=self.window, claim=self.claim)
+
+
+Rates = Annotated[list[RateTable], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
 
 
 class ListenTable(Table):
@@ -303,7 +409,7 @@ class MappingTable(Table):
     default_type: str | None = None
 
 
-_FORWARD_ONLY: Final = ("sign", "breaker", "auth", "mode")
+_FORWARD_ONLY: Final = ("sign", "breaker", "auth", "mode", "tls", "egress", "sender")
 
 
 class RouteTable(Table):
@@ -320,8 +426,12 @@ class RouteTable(Table):
     sign: SignTable | None = None
     breaker: BreakerTable | Literal[False] = BreakerTable()
     auth: AuthTable | None = None
-    mode: Literal["binary", "structured", "raw"] = "binary"
+    tls: TlsTable | None = None
+    egress: Literal["any", "public-only"] = "any"
+    sender: Literal["lean", "aiohttp"] = "lean"
+    mode: Literal["binary", "structured", "raw", "batch"] = "binary"
     permanent: list[str] | None = None
+    rate: Rates = Field(default_factory=list)
 
     @field_validator("breaker", mode="plain")
     @classmethod
@@ -342,9 +452,16 @@ class RouteTable(Table):
                 if name in self.model_fields_set:
                     raise wrong("goes with forward only; this route has a handler", name)
         else:
-            for name in ("batch", "permanent"):
-                if name in self.model_fields_set:
-                    raise wrong("goes with handler only; this route has forward", name)
+            if self.permanent is not None:
+                raise wrong("goes with handler only; this route has forward", "permanent")
+            if self.batch is not None and self.mode != "batch":
+                raise wrong("goes with handler, or with mode = 'batch' beside forward", "batch")
+            if self.tls is not None and not self.forward.startswith("https:"):
+                raise wrong("goes with an https URL only", "tls")
+            try:
+                check_url(self.forward, self.egress)
+            except ConfigError as error:
+                raise wrong(told(str(error), self.forward), "forward") from None
         if self.batch is not None and self.concurrency is not None:
             raise wrong("with batch, write concurrency inside it: batch = { concurrency = ... }", "concurrency")
         return self
@@ -373,7 +490,21 @@ class ServiceTable(Table):
     max_crashes: Count = 3
     grace: Duration = 25.0
     mapping: MappingTable = MappingTable()
+    fairness: FairnessTable | Literal[False] = False
+    rate: Rates = Field(default_factory=list)
+    idempotency: IdempotencyTable | None = None
+    ordering: Literal["key"] | None = None
     routes: list[RouteTable] = Field(default_factory=list)
+
+    @field_validator("fairness", mode="plain")
+    @classmethod
+    def _read_fairness(cls, value: object) -> FairnessTable | Literal[False]:
+        if isinstance(value, (FairnessTable, dict)):
+            return FairnessTable.model_validate(value)
+        try:
+            return _BOOL.validate_python(value) and FairnessTable()
+        except ValidationError:
+            raise wrong("must be true, false, or a table such as { in_a_row = 3, weights = { acme = 2 } }") from None
 
     @model_validator(mode="after")
     def _fits(self) -> ServiceTable:

@@ -17,6 +17,7 @@ _BELOW: Final[Mapping[str, type[models.Table]]] = {
     "sign": models.SignTable,
     "breaker": models.BreakerTable,
     "auth": models.AuthTable,
+    "tls": models.TlsTable,
     "basic": models.BasicTable,
     "mapping": models.MappingTable,
     "listen": models.ListenTable,

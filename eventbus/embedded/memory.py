@@ -34,6 +34,7 @@ from eventbus.adapter import (
     Topology,
 )
 from eventbus.clock import Clock, SystemClock
+from eventbus.embedded.memory_store import MemoryStore
 from eventbus.errors import BrokerError, ConfigError, UnknownService
 from eventbus.event import Event
 from eventbus.settlement import FRESH, Ack, Delivery, HeaderDelta, Park, Release, Requeue, Retry, Settlement
@@ -45,7 +46,7 @@ _STORED_FOR_NOBODY = PublishResult("stored", subscribed=False)
 class Message:
     """One service's copy of an event. `owner` is the consumer that holds it."""
 
-    __slots__ = ("enqueued_at", "event", "owner", "story", "suspect")
+    __slots__ = ("enqueued_at", "event", "number", "owner", "story", "suspect")
 
     def __init__(self, event: Event, story: Mapping[str, object], enqueued_at: float) -> None:
         self.event = event
@@ -53,6 +54,8 @@ class Message:
         self.enqueued_at = enqueued_at
         self.owner: object = None
         self.suspect = False
+        self.number = 0
+        """Its place in the order of a service that keeps it; given when it is first taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Queue:
     parked: dict[int, Message] = field(default_factory=dict)
     parked_waiting: dict[int, float] = field(default_factory=dict)
     listeners: set[asyncio.Event] = field(default_factory=set)
+    readers: list[object] = field(default_factory=list)
+    """Consumers of a service that keeps the order of keys: only the first of them receives."""
 
     def readable(self, now: float) -> list[int]:
         """Numbers of the dead letters that nobody reads and that do not wait for another try."""
@@ -81,6 +86,16 @@ class Queue:
             for number, message in self.parked.items()
             if message.owner is None and self.parked_waiting.get(number, 0.0) <= now
         ]
+
+    def put_back(self, message: Message) -> None:
+        """To the front; what is numbered to its own place there, before all that was never taken."""
+        position = 0
+        if message.number:
+            for other in self.ready:
+                if not other.number or other.number > message.number:
+                    break
+                position += 1
+        self.ready.insert(position, message)
 
     def wake(self) -> None:
         """Somebody may find something to do."""
@@ -97,6 +112,7 @@ class Store:
         self.queues: dict[tuple[str, str], Queue] = {}
         self.by_prefix: dict[str, list[Queue]] = {}
         self.order = itertools.count(1)
+        self.beside: MemoryStore | None = None
 
     def queue(self, service: str, prefix: str) -> Queue:
         """A service's queues, if it is subscribed."""
@@ -111,7 +127,12 @@ class MemoryAdapter(Adapter):
 
     name = "memory"
     capabilities = Capabilities(
-        durable=False, multi_process=False, delay_precision="exact", exact_depth=True, max_event_bytes=16 * 1024 * 1024
+        durable=False,
+        multi_process=False,
+        delay_precision="exact",
+        exact_depth=True,
+        key_order=True,
+        max_event_bytes=16 * 1024 * 1024,
     )
 
     def __init__(self, store: Store | None = None, clock: Clock | None = None) -> None:
@@ -195,6 +216,12 @@ class MemoryAdapter(Adapter):
             oldest_parked=None if oldest is None else max(0.0, now - oldest.enqueued_at),
         )
 
+    def store(self) -> MemoryStore:
+        """Beside the queues; shared by everybody on this bus."""
+        if self._store.beside is None:
+            self._store.beside = MemoryStore(self._clock.now)
+        return self._store.beside
+
     async def unsubscribe(self, service: str, prefix: str) -> None:
         """Undo provision; refuses while messages are left."""
         queue = self._store.queue(service, prefix)
@@ -218,6 +245,8 @@ class MemoryConsumer(Consumer):
 
     async def __aenter__(self) -> MemoryConsumer:
         self._queue.listeners.add(self._signal)
+        if self._subscription.ordered:
+            self._queue.readers.append(self)
         return self
 
     @property
@@ -254,6 +283,8 @@ class MemoryConsumer(Consumer):
     def _take(self, limit: int) -> list[Delivery]:
         queue, now = self._queue, self._clock.now()
         messages: list[Message] = []
+        if queue.readers and queue.readers[0] is not self:
+            return []
         while queue.delayed and queue.delayed[0][0] <= now and len(messages) < limit:
             messages.append(heapq.heappop(queue.delayed)[2])
         ready = queue.ready
@@ -261,6 +292,9 @@ class MemoryConsumer(Consumer):
             messages.append(ready.popleft())
         for message in messages:
             message.owner = self
+        if self._subscription.ordered:
+            for message in messages:
+                message.number = message.number or next(self._store.order)
         queue.inflight.update(dict.fromkeys(messages))
         return [self._deliver(message) for message in messages]
 
@@ -292,7 +326,7 @@ class MemoryConsumer(Consumer):
     def _put(self, queue: Queue, message: Message, settlement: Retry | Requeue | Park | Release) -> None:
         message.story = headers.merge(message.story, settlement.headers)
         if isinstance(settlement, Release):
-            queue.ready.appendleft(message)
+            queue.put_back(message)
         elif isinstance(settlement, Park):
             message.enqueued_at = self._clock.now()
             queue.parked[next(self._store.order)] = message
@@ -319,7 +353,9 @@ class MemoryConsumer(Consumer):
             del queue.inflight[message]
             message.owner = None
             message.suspect = True
-            queue.ready.appendleft(message)
+            queue.put_back(message)
+        if self in queue.readers:
+            queue.readers.remove(self)
         queue.wake()
 
 
@@ -416,7 +452,9 @@ class MemoryParking(Parking):
             if message is None:
                 answers.append("gone")
                 continue
-            event = message.event if letter.body is None else message.event.rewritten(body=letter.body)
+            event = message.event
+            if letter.body is not None:
+                event = event.rewritten(body=wire.with_body(event.body, event.content_type, letter.body))
             now = self._clock.now()
             copy = Message(event, headers.merge(message.story, letter.headers), now)
             if letter.delay > 0:
@@ -431,6 +469,14 @@ class MemoryParking(Parking):
         """Gone for good."""
         parked = self._queue.parked
         return ["gone" if parked.pop(int(address), None) is None else "done" for address in addresses]
+
+    async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
+        """Parked now, with the story they have."""
+        queue = self._queue
+        for letter in letters:
+            queue.parked[next(self._store.order)] = Message(letter.event, dict(letter.headers), self._clock.now())
+        queue.wake()
+        return ["done"] * len(letters)
 
     async def depth(self) -> int:
         """How many stand here."""

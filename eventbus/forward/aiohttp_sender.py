@@ -1,12 +1,15 @@
-"""The default sender, on aiohttp: one pool of connections for all endpoints of a process."""
+"""The second sender, on aiohttp: for when the lean one is in doubt, or httptools cannot be installed."""
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 from eventbus.errors import ConfigError
+from eventbus.forward.egress import Egress, literal, resolve
 from eventbus.forward.port import CONNECT_TIMEOUT, MAX_ANSWER_BYTES, Answer, SendFailed
 
 try:
@@ -31,16 +34,17 @@ class AiohttpSender:
     def __init__(
         self,
         *,
-        max_connections: int = 1024,
-        max_connections_per_host: int = 256,
+        max_connections: int = 256,
         connect_timeout: float = CONNECT_TIMEOUT,
         ssl_context: ssl.SSLContext | None = None,
+        egress: Egress = "any",
     ) -> None:
         self._max_connections = max_connections
-        self._max_per_host = max_connections_per_host
         self._connect_timeout = connect_timeout
         self._ssl_context = ssl_context
+        self._egress: Egress = egress
         self._session: aiohttp.ClientSession | None = None
+        self._checked = ""
 
     async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes, *, timeout: float) -> Answer:
         """Send one POST and read its answer."""
@@ -51,6 +55,7 @@ class AiohttpSender:
             total=timeout, sock_connect=min(self._connect_timeout, timeout), ceil_threshold=_NO_ROUNDING
         )
         try:
+            await self._check_literal(url)
             async with session.post(
                 url,
                 data=body,
@@ -67,6 +72,8 @@ class AiohttpSender:
         except TimeoutError:
             raise SendFailed("timeout", f"no complete answer within {timeout:g} s") from None
         except aiohttp.ClientConnectorDNSError as error:
+            if isinstance(error.os_error, _NotAllowed):
+                raise SendFailed(error.os_error.failure.kind, error.os_error.failure.text, connected=False) from None
             raise SendFailed("dns", f"host {error.host} is not known: {error.os_error}", connected=False) from None
         except (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch, ssl.SSLError) as error:
             raise SendFailed("tls", str(error), connected=False) from None
@@ -89,14 +96,20 @@ class AiohttpSender:
         if session is not None:
             await session.close()
 
+    async def _check_literal(self, url: str) -> None:
+        # aiohttp asks the resolver about names only.
+        if url != self._checked:
+            host = urlsplit(url).hostname or ""
+            if literal(host):
+                await resolve(host, 0, self._egress)
+            self._checked = url
+
     def _open(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
             limit=self._max_connections,
-            limit_per_host=self._max_per_host,
             keepalive_timeout=_KEEP_ALIVE,
             ssl=self._ssl_context if self._ssl_context is not None else True,
-            # What /etc/hosts and nsswitch say holds; aiodns, where installed, would go past them.
-            resolver=aiohttp.ThreadedResolver(),
+            resolver=_Resolver(self._egress),
         )
         return aiohttp.ClientSession(
             connector=connector,
@@ -105,6 +118,41 @@ class AiohttpSender:
             auto_decompress=False,  # a few KiB of gzip can be a GiB of text
             headers={"User-Agent": "eventbus"},
         )
+
+
+class _NotAllowed(OSError):
+    def __init__(self, failure: SendFailed) -> None:
+        self.failure = failure
+        super().__init__(str(failure))
+
+
+class _Resolver(aiohttp.abc.AbstractResolver):
+    """Gives aiohttp only addresses that may be connected to; it connects to what it is given, and nowhere else."""
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress: Egress = egress
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[aiohttp.abc.ResolveResult]:
+        try:
+            addresses = await resolve(host, port, self._egress)
+        except SendFailed as failure:
+            raise _NotAllowed(failure) from None
+        return [
+            aiohttp.abc.ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -14,14 +14,14 @@ from eventbus.redaction import redact
 from eventbus.status import ConsumerStatus, Outcome
 
 VERDICT_HEADER: Final = "x-eventbus-verdict"
-_VERDICTS: Final = {status.value: status for status in ConsumerStatus}
+VERDICTS: Final = {status.value: status for status in ConsumerStatus}
 _DIGITS: Final = re.compile(r"[0-9]{1,19}")
 _TEXT_TYPES: Final = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/x-www-form-urlencoded")
 
 
 def outcome_of_answer(answer: Answer, *, now: float) -> Outcome:
     """The outcome of a request that was answered; the status map has the last word unless a verdict was sent."""
-    verdict = _VERDICTS.get(answer.headers.get(VERDICT_HEADER, "").strip().lower())
+    verdict = VERDICTS.get(answer.headers.get(VERDICT_HEADER, "").strip().lower())
     if 200 <= answer.status <= 299 and verdict in (None, ConsumerStatus.ACK):
         return Outcome(status=answer.status, verdict=verdict)
     return Outcome(
@@ -65,6 +65,11 @@ def error_text(answer: Answer) -> str:
     text = _decode(answer.body[: 2 * MAX_ERROR_BYTES], parameters)
     if not kind and not _looks_like_text(text):
         return ""
+    return error_reason(text)
+
+
+def error_reason(text: str) -> str:
+    """An endpoint's words on one line, without secrets, at most 2 KiB of them."""
     return cut(" ".join(redact(text).split()), MAX_ERROR_BYTES)
 
 

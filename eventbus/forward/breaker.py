@@ -3,6 +3,9 @@
 closed --(10 failures in a row)--> open --(5 s, doubling to 60 s)--> half-open: one probe
    ^------------------------(probe succeeds)-------------------------------|
                                       open <--------(probe fails)----------|
+
+An endpoint that has just come back is not overrun by all that waited: one call at a time first, one more for every
+four that succeed, half as many after a failure, and no limit any more once it has reached 64.
 """
 
 from __future__ import annotations
@@ -17,6 +20,12 @@ BreakerState: TypeAlias = Literal["closed", "open", "half-open"]
 
 _LOOK_AGAIN: Final = 1.0
 """How long the others wait while a probe is on its way; its answer may come at any moment."""
+
+
+_STEP: Final = 4
+"""Successes that make room for one more call at a time, after it has closed again."""
+_RAMP_END: Final = 64
+"""From here on nobody is held back."""
 
 
 class Breaker:
@@ -46,6 +55,8 @@ class Breaker:
         self._period = self.open  # how long it stays open this time
         self._until = 0.0
         self._probing = False
+        self._successes: int | None = None  # since it closed again; None while there is no limit
+        self._calls = 0  # under way, counted only while there is a limit
 
     @property
     def state(self) -> BreakerState:
@@ -62,9 +73,29 @@ class Breaker:
         """When the endpoint may be probed; None unless the breaker is open."""
         return self._until if self._state == "open" else None
 
+    @property
+    def failed(self) -> int:
+        """Failures in a row so far, while it is closed."""
+        return self._failed
+
+    @property
+    def limit(self) -> int | None:
+        """Calls at a time that the endpoint gets while it comes back; None for no limit."""
+        return None if self._successes is None else 1 + self._successes // _STEP
+
+    @property
+    def room(self) -> int | None:
+        """How many more calls may start now while the endpoint comes back; None for any number."""
+        return None if self.limit is None else max(0, self.limit - self._calls)
+
     def allow(self, now: float) -> bool:
         """Whether to call the endpoint now."""
         if self._state == "closed":
+            if self._successes is None:
+                return True
+            if not self.room:
+                return False
+            self._calls += 1
             return True
         if self._state == "open":
             if self.wait(now) > 0:
@@ -83,10 +114,14 @@ class Breaker:
             if ok:
                 self._turn("closed")
                 self._period = self.open
+                self._successes = 0
             else:
                 self._period = min(self.max, self._period * 2)
                 self._trip(now)
-        elif ok:
+            return
+        if self._successes is not None:
+            self._ramp(ok, self._successes)
+        if ok:
             self._failed = 0
         else:
             self._failed += 1
@@ -97,6 +132,7 @@ class Breaker:
         """An allowed call was called off and tells nothing; if it was the probe, another may go."""
         if epoch is None or epoch == self._epoch:
             self._probing = False
+            self._calls = max(0, self._calls - 1)
 
     def wait(self, now: float) -> float:
         """Seconds until it is worth asking again; 0 when it is now."""
@@ -111,6 +147,12 @@ class Breaker:
     def __repr__(self) -> str:
         return f"Breaker({self._state}, failures={self.failures}, open={self.open:g}, max={self.max:g})"
 
+    def _ramp(self, ok: bool, successes: int) -> None:
+        self._calls = max(0, self._calls - 1)
+        self._successes = successes + 1 if ok else successes // 2
+        if (self.limit or 0) >= _RAMP_END:
+            self._successes = None
+
     def _trip(self, now: float) -> None:
         self._turn("open")
         self._until = now + self._period
@@ -120,3 +162,4 @@ class Breaker:
         self._epoch += 1
         self._failed = 0
         self._probing = False
+        self._successes, self._calls = None, 0

@@ -3,15 +3,16 @@
 binary      attributes in `ce-*` headers, the body untouched (default)
 structured  one JSON object with everything in it, `application/cloudevents+json`
 raw         the body alone
+batch       many events as one JSON array, `application/cloudevents-batch+json` (see batching.py)
 
-All three carry `idempotency-key`, `traceparent`, `x-eventbus-*` and those broker headers that are safe to pass.
+The first three carry `idempotency-key`, `traceparent`, `x-eventbus-*` and those broker headers that are safe to pass.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
@@ -62,7 +63,7 @@ def build(delivery: Delivery, mode: Mode = "binary") -> tuple[HeaderList, bytes]
     headers: HeaderList = []
     if mode == "structured":
         headers.append(("content-type", wire.STRUCTURED))
-        body = _structured(event)
+        body = _envelope(event, {})
     else:
         content_type = _content_type(event)
         if content_type:
@@ -108,8 +109,13 @@ def _without_odd_extensions(event: Event) -> Event:
     return event if kept == event.extensions else event.rewritten(extensions=kept)
 
 
-def _structured(event: Event) -> bytes:
-    envelope = wire.to_structured(event)
+def structured(event: Event, more: Mapping[str, object]) -> bytes:
+    """The event as one JSON object, with some attributes more."""
+    return _envelope(_without_odd_extensions(event), more)
+
+
+def _envelope(event: Event, more: Mapping[str, object]) -> bytes:
+    envelope = {**wire.to_structured(event), **more}
     if "data" not in envelope:
         return json.dumps(envelope).encode()
     # The data goes in as it stands: decoding and encoding it again would turn 1.10 into 1.1 and 1e400 into Infinity.

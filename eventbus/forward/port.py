@@ -14,7 +14,7 @@ MAX_ANSWER_BYTES: Final = 64 * 1024
 
 CONNECT_TIMEOUT: Final = 5.0
 
-FailureKind: TypeAlias = Literal["refused", "reset", "timeout", "tls", "dns", "protocol"]
+FailureKind: TypeAlias = Literal["refused", "reset", "timeout", "tls", "dns", "egress", "protocol"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class SendFailed(EventBusError):
         self.kind: FailureKind = kind
         self.text = redact(text)
         self.connected = connected
+        self.__suppress_context__ = True  # a client's exception carries the request, with its secrets, into tracebacks
         super().__init__(kind, self.text)
 
     def __str__(self) -> str:

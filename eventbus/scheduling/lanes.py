@@ -57,6 +57,15 @@ class Lane(Generic[Item]):
         self.in_hand += len(items)
         return items
 
+    @property
+    def oldest(self) -> float | None:
+        """Since when the next item has been ready."""
+        return self.ready[0][0] if self.ready else None
+
+    def held_back(self, now: float) -> int:
+        """How many ready items wait for time alone: none, here."""
+        return 0
+
     def blocked(self, now: float) -> bool:
         """Whether it no longer keeps up with what arrives."""
         return bool(self.ready) and now - self.ready[0][0] > PATIENCE

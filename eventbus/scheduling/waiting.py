@@ -20,9 +20,9 @@ class WaitingRoom(Generic[Item]):
         self._heap: list[tuple[float, int, Item]] = []
         self._order = itertools.count()
 
-    def admit(self, item: Item, due_at: float) -> bool:
-        """Take a seat until `due_at`; False when the room is full."""
-        if len(self._heap) >= self.places:
+    def admit(self, item: Item, due_at: float, *, always: bool = False) -> bool:
+        """Take a seat until `due_at`; False when the room is full, unless the item has nowhere else to go."""
+        if len(self._heap) >= self.places and not always:
             return False
         heapq.heappush(self._heap, (due_at, next(self._order), item))
         return True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from eventbus import headers, telemetry
@@ -14,9 +16,11 @@ from eventbus.adapter import Consumer, Settled
 from eventbus.clock import Clock, SystemClock
 from eventbus.errors import EventBusError
 from eventbus.policy import decide, park_now, requeue_until
+from eventbus.scheduling.fairness import TenantTurns
+from eventbus.scheduling.keys import KeyLanes
 from eventbus.scheduling.lanes import divert_delay
 from eventbus.scheduling.waiting import WaitingRoom
-from eventbus.service import Route, Service
+from eventbus.service import MAX_IN_PLACE, Route, Service
 from eventbus.settlement import (
     ACK,
     FRESH,
@@ -33,8 +37,10 @@ from eventbus.settlement import (
 )
 from eventbus.status import ACKED, Outcome
 from eventbus.worker.calling import Deadlines
+from eventbus.worker.completed import ASK_AGAIN, Completed
 from eventbus.worker.runner import Runner
 from eventbus.worker.settling import BACKOFF, Item, Settler
+from eventbus.worker.shaping import Shapes, Stores
 from eventbus.worker.solitude import Solitude
 from eventbus.worker.waits import wait_for
 
@@ -78,6 +84,7 @@ class Worker:
         clock: Clock | None = None,
         solitude: Solitude | None = None,
         observe: Observe | None = None,
+        stores: Stores = MappingProxyType({}),
     ) -> None:
         self.service = service
         self._consumer = consumer
@@ -86,13 +93,22 @@ class Worker:
         self._solitude = solitude or Solitude.here()
         self._prefetch = service.prefetch
         self._deadlines = Deadlines()
+        self._alarm = asyncio.Event()
+        self._shapes = Shapes(service, self._clock, stores, self._alarm.set, self._permitted)
+        self._keys: KeyLanes[Delivery] | None = KeyLanes() if service.ordering else None
+        self._holding: set[asyncio.Task[None]] = set()
+        self._completed: Completed | None = None
+        if service.idempotency is not None:
+            self._completed = Completed(service.name, service.idempotency, stores[service.idempotency.store])
+        self._twins: list[Delivery] = []
+        self._twins_asked: float | None = None
         self._runners: dict[int, Runner] = {}
         self._batching: list[Runner] = []
         for route in service.routes:
             self._runner(route)
         self._waiting: WaitingRoom[Delivery] = WaitingRoom(self._prefetch // 2)
         self._suspects: deque[Delivery] = deque()
-        self._settler = Settler(consumer, self._settled)
+        self._settler = Settler(consumer, self._settled, self._completed.record if self._completed else None)
         self._held = 0
         self._held_bytes = 0
         self._left: list[Delivery] = []
@@ -104,7 +120,6 @@ class Worker:
         self._acked: Counter[tuple[str, int | None]] | None = Counter() if telemetry.measuring() else None
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
-        self._alarm = asyncio.Event()
         self._suspected = asyncio.Event()
         self._receiving = False
         self._solitude.on_reopen(self._kick)
@@ -119,6 +134,8 @@ class Worker:
             asyncio.create_task(self._watch_clock(), name=f"eventbus clock {self.service.name}"),
             asyncio.create_task(self._handle_suspects(), name=f"eventbus suspects {self.service.name}"),
         ]
+        if self._shapes.shared:
+            tasks.append(asyncio.create_task(self._shapes.permits.run(), name=f"eventbus permits {self.service.name}"))
         for task in tasks:
             task.add_done_callback(self._on_helper_end)
         try:
@@ -170,11 +187,18 @@ class Worker:
     @property
     def next_moment(self) -> float | None:
         """When time alone will make something happen here: a wait over, a batch window closed, a retry due."""
-        return min([*self._moments(), *self._in_place], default=None)
+        asked = [self._shapes.permits.next_ask, self._twins_asked]
+        return min([*self._moments(), *self._in_place, *(at for at in asked if at is not None)], default=None)
 
     def _moments(self) -> list[float]:
         moments = [self._waiting.next_due, *(runner.next_batch_at for runner in self._batching)]
+        moments += [lane.opens_at for lane in self._shapes.lanes]
         return [moment for moment in moments if moment is not None]
+
+    @property
+    def turns(self) -> list[TenantTurns]:
+        """How each tenant is doing; empty for a service without fairness."""
+        return self._shapes.turns() if self.service.fairness else []
 
     def lane_opened(self) -> None:
         """A batch has ended, and the next one may have been filling since: look at the clock again."""
@@ -187,9 +211,12 @@ class Worker:
         later = sum(due_at > now for due_at in self._in_place)
         if (self._waiting.next_due or 0.0) > now:
             later += len(self._waiting)
-        for runner in self._batching:
-            if (runner.next_batch_at or 0.0) > now:
-                later += len(runner.lane.ready)
+        if (self._shapes.permits.next_ask or math.inf) > now:
+            later += sum(runner.held_back(now) for runner in self._runners.values())
+        if self._keys is not None:
+            later += self._keys.waiting
+        if (self._twins_asked or 0.0) > now:
+            later += len(self._twins)
         return self._held - later
 
     # --- receive ---------------------------------------------------------------------------------------------
@@ -220,12 +247,51 @@ class Worker:
                 now = self._clock.now()
                 self._held += len(deliveries)
                 self._held_bytes += sum([len(delivery.event.body) for delivery in deliveries])
+                if self._completed is not None:
+                    deliveries = await self._unseen(deliveries, self._completed)
                 for delivery in deliveries:
                     if delivery.noted:  # its note came with it; the history shall be that of before this call
                         crashes = max(0, delivery.history.crashes - 1)
                         delivery.history = replace(delivery.history, crashes=crashes)
                     self._admit_safely(delivery, now)
                 self._kick()
+
+    async def _unseen(self, deliveries: Sequence[Delivery], completed: Completed) -> list[Delivery]:
+        """Those that were not completed before; the others are acknowledged, or wait for their twin to be done."""
+        unseen: list[Delivery] = []
+        for delivery, seen in zip(deliveries, await completed.ask(deliveries), strict=True):
+            if seen == "done" and not delivery.problem:
+                telemetry.duplicates.add(1, {"service": self.service.name, "type": delivery.event.type})
+                fields = telemetry.about(delivery) | {"redriven": delivery.history.redriven or None}
+                telemetry.log(logging.INFO, "duplicate_skipped", fields)
+                self._settler.add(delivery, ACK)
+            elif seen == "claimed" and not delivery.problem:
+                self._twins.append(delivery)
+                if self._twins_asked is None:
+                    self._twins_asked = self._clock.now()
+                    self._hold(self._wait_for_twins(completed))
+            else:
+                unseen.append(delivery)
+        return unseen
+
+    async def _wait_for_twins(self, completed: Completed) -> None:
+        """Copies of events that somebody is handling right now: ask again and again until that has ended."""
+        while self._twins and not self._stopping.is_set():
+            self._twins_asked = self._clock.now() + ASK_AGAIN
+            await self._clock.wait(self._stopping, self._twins_asked)
+            twins, self._twins = self._twins, []
+            now = self._clock.now()
+            for delivery in await self._unseen(twins, completed):
+                self._admit_safely(delivery, now)
+            self._kick()
+        self._twins_asked = None
+
+    def _hold(self, coroutine: Coroutine[object, object, None]) -> None:
+        """See to deliveries that are held, beside everything else; the drain waits for it."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"eventbus holding {self.service.name}")
+        self._holding.add(task)
+        task.add_done_callback(self._holding.discard)
+        task.add_done_callback(self._on_helper_end)
 
     def _ready(self) -> bool:
         return any(runner.lane.ready for runner in self._runners.values())
@@ -234,7 +300,7 @@ class Worker:
         """Wait until something is settled; a route that no longer keeps up gives its surplus away meanwhile."""
         self._room.clear()
         now = self._clock.now()
-        for runner in self._runners.values():
+        for runner in self._runners.values() if self._keys is None else ():  # who is sent round comes out of order
             for delivery in runner.lane.surplus(now):
                 due_at = now + divert_delay(delivery.history.requeues)
                 self._settler.add(delivery, requeue_until(delivery, due_at, now=now))
@@ -266,23 +332,36 @@ class Worker:
             return
         if delivery.history is not FRESH or event.process_after is not None:
             due_at = delivery.history.due_at
-            if event.process_after is not None:
-                due_at = max(due_at, event.process_after.timestamp())
-            if due_at > now:
-                self._postpone(delivery, due_at, now)
+            after = 0.0 if event.process_after is None else event.process_after.timestamp()
+            # An event for later takes its place in the order of its key when its time comes, a retry keeps its own.
+            if max(due_at, after) > now and (after > now or self._keys is None or event.key is None):
+                self._postpone(delivery, max(due_at, after), now)
                 return
+            if due_at > now:
+                if self._leads(delivery):
+                    self._waiting.admit(delivery, due_at, always=True)
+                    self._alarm.set()
+                return
+        if self._keys is not None and not self._leads(delivery):
+            return
         if delivery.suspect or delivery.noted:
             self._suspect(delivery, now)
             return
         self._runner(route).lane.push(delivery, now)
+
+    def _leads(self, delivery: Delivery) -> bool:
+        """Whether a delivery is the first of its key; if not, it waits until it is."""
+        key = delivery.event.key
+        return self._keys is None or key is None or self._keys.enter(key, delivery)
 
     def _runner(self, route: Route) -> Runner:
         """The route's runner; one that was declared while we run gets its own when it is first needed."""
         runner = self._runners.get(id(route))
         if runner is None:
             share = self._prefetch if len(self.service.routes) == 1 else max(1, self._prefetch // 2)
+            lane = self._shapes.lane(route, share)
             runner = Runner(
-                route, share, clock=self._clock, deadlines=self._deadlines, solitude=self._solitude, office=self
+                route, lane, clock=self._clock, deadlines=self._deadlines, solitude=self._solitude, office=self
             )
             self._runners[id(route)] = runner
             if route.batch is not None:
@@ -320,6 +399,12 @@ class Worker:
 
     def _park(self, delivery: Delivery, outcome: Outcome, reason: ParkReason, now: float) -> None:
         self._finish(delivery, outcome, park_now(delivery, outcome, reason, self.service.policy, now=now))
+
+    def _permitted(self) -> None:
+        """Permits of a shared rate have come."""
+        for lane in self._shapes.lanes:
+            lane.reopen()
+        self._kick()
 
     def _kick(self) -> None:
         """Set the pools to work, and the clock to the windows of batches that began to fill."""
@@ -372,7 +457,7 @@ class Worker:
                 self._suspected.set()
                 return
             if not ours:
-                self._forget([delivery])
+                self._gone(delivery)
                 return
             delivery.noted = True
         if self._stopping.is_set():
@@ -397,11 +482,13 @@ class Worker:
             settlement = decide(outcome, delivery, route.policy, now=now)
         if self._observe is not None:
             self._observe(delivery, outcome, settlement)
+        if self._keys is not None and delivery.event.key is not None and isinstance(settlement, (Retry, Requeue)):
+            self._count(delivery, outcome, settlement)
+            self._keep_place(delivery, outcome, settlement, now)
+            return None
         if isinstance(settlement, Requeue) and not delivery.noted and not self._stopping.is_set():
             if settlement.delay <= self.service.max_local_delay and len(self._waiting) < self._waiting.places:
-                history = delivery.history
-                received = history.first_received_at or (0.0 if outcome.waiting else now)
-                delivery.history = replace(history, requeues=history.requeues + 1, first_received_at=received)
+                self._requeued(delivery, outcome, now)
                 self._count(delivery, outcome, settlement)
                 self._postpone(delivery, settlement.due_at, now)
                 return None
@@ -411,6 +498,44 @@ class Worker:
             return settlement
         self._finish(delivery, outcome, settlement)
         return None
+
+    def _requeued(self, delivery: Delivery, outcome: Outcome, now: float) -> None:
+        history = delivery.history
+        received = history.first_received_at or (0.0 if outcome.waiting else now)
+        delivery.history = replace(history, requeues=history.requeues + 1, first_received_at=received)
+
+    def _keep_place(self, delivery: Delivery, outcome: Outcome, settlement: Retry | Requeue, now: float) -> None:
+        """Try again here and not by the delayed road: the followers of its key wait. No slot is held meanwhile."""
+        if isinstance(settlement, Retry):
+            self._report_retry(delivery, settlement)
+            self._hold(self._retry_in_order(delivery, settlement))
+            return
+        self._requeued(delivery, outcome, now)
+        if self._stopping.is_set():
+            self._settler.add(delivery, Release(settlement.headers))
+        else:
+            delivery.suspect = False
+            self._waiting.admit(delivery, min(settlement.due_at, now + MAX_IN_PLACE), always=True)
+            self._alarm.set()
+
+    async def _retry_in_order(self, delivery: Delivery, retry: Retry) -> None:
+        while not self._stopping.is_set():
+            try:
+                if not await self._consumer.note(delivery, retry.headers):
+                    self._gone(delivery)
+                    return
+            except EventBusError as error:
+                telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
+                await wait_for(self._stopping, 1.0)
+                continue
+            delivery.history = headers.after_retry(delivery.history, retry.headers)
+            delivery.noted = delivery.suspect = False
+            if not self._stopping.is_set():
+                due_at = min(retry.due_at, self._clock.now() + MAX_IN_PLACE)
+                self._waiting.admit(delivery, due_at, always=True)
+                self._alarm.set()
+                return
+        self._settler.add(delivery, Release(retry.headers))
 
     async def wait_in_place(self, delivery: Delivery, retry: Retry) -> bool:
         """Hold a delivery until its retry is due, with its attempts written down beside it."""
@@ -468,6 +593,8 @@ class Worker:
     def _settled(self, results: Sequence[tuple[Item, Settled]]) -> None:
         """The broker has carried them out, or told us that they are no longer ours."""
         self._forget([delivery for (delivery, _), _ in results])
+        if self._keys is not None:
+            self._go_on(results, self._keys)
         for (delivery, settlement), answer in results:
             if settlement is ACK and answer == "done":
                 continue
@@ -482,12 +609,39 @@ class Worker:
                 telemetry.handled.add(number, labels)
             self._acked.clear()
 
+    def _go_on(self, results: Sequence[tuple[Item, Settled]], keys: KeyLanes[Delivery]) -> None:
+        """The followers of settled deliveries take their turn; those of lost ones are handed back, to come in order."""
+        now, admitted = self._clock.now(), False
+        for (delivery, _), answer in results:
+            key = delivery.event.key
+            if key is None:
+                continue
+            if answer == "lost":
+                self._scatter(delivery)
+                continue
+            following = keys.leave(key, delivery)
+            if following is not None:
+                self._admit_safely(following, now)
+                admitted = True
+        if admitted:
+            self._kick()
+
+    def _gone(self, delivery: Delivery) -> None:
+        """A delivery was taken away from us unsettled."""
+        self._forget([delivery])
+        self._scatter(delivery)
+
+    def _scatter(self, delivery: Delivery) -> None:
+        if self._keys is not None and delivery.event.key is not None:
+            for follower in self._keys.scatter(delivery.event.key, delivery):
+                self.release(follower)
+
     def _forget(self, deliveries: Sequence[Delivery]) -> None:
         self._held -= len(deliveries)
         self._held_bytes -= sum([len(delivery.event.body) for delivery in deliveries])
         self._room.set()
 
-    def _on_lost(self, deliveries: Sequence[Delivery]) -> None:
+    def _on_lost(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """The adapter says that these were taken away: those not started are not started any more."""
         gone = set(deliveries)
         dropped = self._waiting.drop(gone)
@@ -495,7 +649,14 @@ class Worker:
             dropped += runner.lane.drop(gone)
         dropped += [delivery for delivery in self._suspects if delivery in gone]
         self._suspects = deque(delivery for delivery in self._suspects if delivery not in gone)
+        dropped += [delivery for delivery in self._twins if delivery in gone]
+        self._twins = [delivery for delivery in self._twins if delivery not in gone]
+        if self._keys is not None:
+            dropped += self._keys.drop(gone)
         self._forget(dropped)
+        for delivery in dropped:
+            self._scatter(delivery)
+        return dropped
 
     # --- shut down -------------------------------------------------------------------------------------------
 
@@ -512,6 +673,8 @@ class Worker:
             for task in stopped:
                 task.cancel()
             await asyncio.wait(stopped, timeout=1.0)
+        if self._holding:
+            await asyncio.wait(self._holding, timeout=FLUSH_TIMEOUT)
         self._hand_back_unstarted()  # a suspect that was put back meanwhile
         await self._take_back_notes()
         try:
@@ -524,10 +687,17 @@ class Worker:
     def _hand_back_unstarted(self) -> None:
         now = self._clock.now()
         for due_at, delivery in self._waiting.clear():  # with its time: nobody else may call it early
-            self._settler.add(delivery, requeue_until(delivery, due_at, now=now))
+            if self._keys is not None and delivery.event.key and self._keys.leads(delivery.event.key, delivery):
+                self._settler.add(delivery, Release({headers.DUE_AT: math.ceil(due_at * 1000)}))
+            else:
+                self._settler.add(delivery, requeue_until(delivery, due_at, now=now))
         unstarted = [delivery for runner in self._runners.values() for delivery in runner.lane.clear()]
         unstarted += self._suspects
+        unstarted += self._twins
         self._suspects.clear()
+        self._twins.clear()
+        if self._keys is not None:
+            unstarted += self._keys.clear()
         for delivery in unstarted:
             self.release(delivery)
 

@@ -19,6 +19,7 @@ from eventbus.batch import Batch
 from eventbus.clock import Clock
 from eventbus.errors import EventBusError, InvalidOutcome, InvalidPayload
 from eventbus.scheduling.lanes import Lane
+from eventbus.scheduling.shaped import ShapedLane
 from eventbus.service import Route
 from eventbus.settlement import Delivery, Retry
 from eventbus.status import ACKED, Outcome, outcome_of
@@ -57,7 +58,7 @@ class Runner:
     def __init__(
         self,
         route: Route,
-        share: int,
+        lane: Lane[Delivery] | ShapedLane[Delivery],
         *,
         clock: Clock,
         deadlines: Deadlines,
@@ -65,7 +66,7 @@ class Runner:
         office: Office,
     ) -> None:
         self.route = route
-        self.lane: Lane[Delivery] = Lane(route.concurrency, share)
+        self.lane = lane
         self.stuck = 0
         self._clock = clock
         self._deadlines = deadlines
@@ -114,10 +115,16 @@ class Runner:
     @property
     def next_batch_at(self) -> float | None:
         """When the batch that is filling must go, full or not."""
-        window = self.route.batch
-        if window is None or not self.lane.ready or self.lane.running >= self.lane.limit:
+        window, oldest = self.route.batch, self.lane.oldest
+        if window is None or oldest is None or self.lane.running >= self.lane.limit:
             return None
-        return self.lane.ready[0][0] + window.timeout
+        return oldest + window.timeout
+
+    def held_back(self, now: float) -> int:
+        """How many ready deliveries wait for time alone: for a batch's window, or for a rate."""
+        if self.route.batch is not None and (self.next_batch_at or 0.0) > now:
+            return len(self.lane.ready) % self.route.batch.size  # full batches do not wait for their window
+        return self.lane.held_back(now)
 
     @property
     def running(self) -> int:

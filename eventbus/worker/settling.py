@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from eventbus import telemetry
@@ -26,9 +26,15 @@ Item = tuple[Delivery, Settlement]
 class Settler:
     """Owns every delivery between its verdict and the broker's word that it is settled."""
 
-    def __init__(self, consumer: Consumer, settled: Callable[[Sequence[tuple[Item, Settled]]], None]) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        settled: Callable[[Sequence[tuple[Item, Settled]]], None],
+        before: Callable[[Sequence[Item]], Awaitable[None]] | None = None,
+    ) -> None:
         self._consumer = consumer
         self._settled = settled
+        self._before = before
         self._pending: deque[Item] = deque()
         self._wake = asyncio.Event()
         self.empty = asyncio.Event()
@@ -62,6 +68,8 @@ class Settler:
 
     async def _settle(self, items: list[Item]) -> None:
         try:
+            if self._before is not None:
+                await self._before(items)
             answers = await self._consumer.settle(items)
         except EventBusError as error:
             self._report(items, error)

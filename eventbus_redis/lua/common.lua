@@ -1,5 +1,5 @@
 -- Put before every other script: time, ids, copies, letters.
-local STORY, ORIGIN, EVENT_ID = 'x-eventbus', 'x-stream-id', 'x-event-id'
+local STORY, ORIGIN, EVENT_ID, FACETS = 'x-eventbus', 'x-stream-id', 'x-event-id', 'x-facets'
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -37,27 +37,44 @@ local function is_mine(key, group, consumer, id)
   return found[1] ~= nil and found[1][2] == consumer
 end
 
--- Which of these ids we hold. One by one each costs a call; from some number on, all that we hold is one call that
--- answers with at most as many rows as a consumer may hold. No COUNT that could cut it short: that would miss some.
+local function words(text)
+  local found, count = {}, 0
+  for word in string.gmatch(text, '%S+') do
+    count = count + 1
+    found[count] = word
+  end
+  return found
+end
+
+-- Which of these ids we hold. One by one each costs a call; from some number on, one call tells all that we hold between
+-- the lowest and the highest of them. No COUNT that could cut it short: that would miss some.
 local function all_mine(key, group, consumer, ids, first, last)
   local mine = {}
   if last - first < 16 then
     for i = first, last do mine[ids[i]] = is_mine(key, group, consumer, ids[i]) end
-  else
-    for _, row in ipairs(redis.call('XPENDING', key, group, '-', '+', 10000000, consumer)) do mine[row[1]] = true end
+    return mine
   end
+  local low, high, low_ms, high_ms = nil, nil, math.huge, -1
+  for i = first, last do
+    local text = string.match(ids[i], '^%d+')
+    local ms = tonumber(text)
+    if ms < low_ms then low, low_ms = text, ms end
+    if ms > high_ms then high, high_ms = text, ms end
+  end
+  if high_ms > 2 ^ 53 then low, high = '-', '+' end  -- ids made by hand: numbers of Lua do not tell them apart
+  for _, row in ipairs(redis.call('XPENDING', key, group, low, high, 10000000, consumer)) do mine[row[1]] = true end
   return mine
 end
 
 -- A copy of an entry's fields with another story. The id it came in by is kept: it is the id of a foreign
 -- message, and when the broker took it.
-local function copy_of(fields, id, story, event_id)
+local function copy_of(fields, id, story, event_id, facets)
   local copy, origin = {}, id
   for i = 1, #fields, 2 do
     local name = fields[i]
     if name == ORIGIN then
       origin = fields[i + 1]
-    elseif name ~= STORY and name ~= EVENT_ID then
+    elseif name ~= STORY and name ~= EVENT_ID and name ~= FACETS then
       copy[#copy + 1] = name
       copy[#copy + 1] = fields[i + 1]
     end
@@ -71,6 +88,8 @@ local function copy_of(fields, id, story, event_id)
   if event_id then
     copy[#copy + 1] = EVENT_ID
     copy[#copy + 1] = event_id
+    copy[#copy + 1] = FACETS
+    copy[#copy + 1] = facets
   end
   return copy
 end
@@ -87,12 +106,23 @@ local function field_of(fields, name)
   return nil
 end
 
--- Take a letter out of the dead letters and out of their index.
-local function remove_letter(dlq, ids, waiting, owners, entry)
-  local id, event_id = entry[1], field_of(entry[2], EVENT_ID)
+-- Count a letter's facets in or out: KEYS[tally] and the following are a hash per facet, of values and their numbers.
+local function count_facets(tally, facets, by)
+  for i, value in ipairs(cjson.decode(facets)) do
+    local key = KEYS[tally + i - 1]
+    if redis.call('HINCRBY', key, value, by) <= 0 then redis.call('HDEL', key, value) end
+  end
+end
+
+-- Take a letter out of the dead letters and out of their indexes. XDEL comes first: with a full memory it is allowed,
+-- and after it so is the rest. KEYS[first]: dlq, ids, waiting, owners, the tallies.
+local function remove_letter(first, entry)
+  local dlq, ids, waiting, owners = unpack(KEYS, first, first + 3)
+  local id, event_id, facets = entry[1], field_of(entry[2], EVENT_ID), field_of(entry[2], FACETS)
   redis.call('XDEL', dlq, id)
   redis.call('ZREM', waiting, id)
   redis.call('HDEL', owners, id)
+  if facets then count_facets(first + 4, facets, -1) end
   if event_id then
     local left = {}
     for other in string.gmatch(redis.call('HGET', ids, event_id) or '', '%S+') do

@@ -1,4 +1,4 @@
--- KEYS dlq, ids, waiting, owners. ARGV: most age in ms (-1: any), most letters (-1: any), how many at once.
+-- KEYS dlq, ids, waiting, owners, tallies. ARGV: most age in ms (-1: any), most letters (-1: any), how many at once.
 -- Oldest first. Answers how many were too old, and how many too many.
 local old, many, room = 0, 0, tonumber(ARGV[3])
 local surplus = tonumber(ARGV[2]) < 0 and 0 or math.max(0, redis.call('XLEN', KEYS[1]) - tonumber(ARGV[2]))
@@ -9,6 +9,6 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', room)) d
   if tonumber(string.match(entry[1], '%d+')) < limit then old = old + 1
   elseif old + many < surplus then many = many + 1
   else return {old, many} end
-  remove_letter(KEYS[1], KEYS[2], KEYS[3], KEYS[4], entry)
+  remove_letter(1, entry)
 end
 return {old, many}

@@ -1,23 +1,36 @@
 #!lua flags=allow-oom
--- KEYS dlq, ids, waiting, owners, queue, retry, payload. ARGV per letter: id, story, delay ms, 1 if a body is given,
+-- KEYS queue, retry, payload, dlq, ids, waiting, owners, tallies. ARGV per letter: id, story, delay ms, 1 if a body is given,
 -- body. Back to the service's own stream, or to the retry road, and out of the dead letters in one step.
 -- Answers the positions of those that no longer stood there.
+local BODIES = {'data', 'body', 'payload', 'message', '__data__'}
+
+local function set_body(copy, body)
+  for _, name in ipairs(BODIES) do
+    for i = 1, #copy, 2 do
+      if copy[i] == name then
+        copy[i + 1] = body
+        return
+      end
+    end
+  end
+  copy[#copy + 1] = 'data'
+  copy[#copy + 1] = body
+end
+
 local gone = {}
 for at = 1, #ARGV, 5 do
   local id, wait = ARGV[at], tonumber(ARGV[at + 2])
-  local entry = redis.call('XRANGE', KEYS[1], id, id)[1]
+  local entry = redis.call('XRANGE', KEYS[4], id, id)[1]
   if not entry then
     gone[#gone + 1] = (at + 4) / 5
   else
     local copy = copy_of(entry[2], id, ARGV[at + 1])
     if ARGV[at + 3] == '1' then
-      for i = 1, #copy, 2 do
-        if copy[i] == 'data' then copy[i + 1] = ARGV[at + 4] end
-      end
+      set_body(copy, ARGV[at + 4])
     end
-    if wait > 0 then delay(KEYS[6], KEYS[7], 'd' .. id, wait, copy)
-    else redis.call('XADD', KEYS[5], '*', unpack(copy)) end
-    remove_letter(KEYS[1], KEYS[2], KEYS[3], KEYS[4], entry)
+    if wait > 0 then delay(KEYS[2], KEYS[3], 'd' .. id, wait, copy)
+    else redis.call('XADD', KEYS[1], '*', unpack(copy)) end
+    remove_letter(4, entry)
   end
 end
 return gone

@@ -1,4 +1,4 @@
--- KEYS dlq, ids, waiting, owners. ARGV: consumer, then per letter: op, id, wait ms. op: a ack (remove), w wait,
+-- KEYS dlq, ids, waiting, owners, tallies. ARGV: consumer, then per letter: op, id, wait ms. op: a ack (remove), w wait,
 -- n renew the lease, g let go. Answers the positions of those that are no longer ours.
 local lost = {}
 for at = 2, #ARGV, 3 do
@@ -7,7 +7,7 @@ for at = 2, #ARGV, 3 do
   if not entry then
     lost[#lost + 1] = (at + 1) / 3
   elseif op == 'a' then
-    remove_letter(KEYS[1], KEYS[2], KEYS[3], KEYS[4], entry)
+    remove_letter(1, entry)
   else
     redis.call('ZADD', KEYS[3], due_ms(ARGV[at + 2]), id)
     if op ~= 'n' then redis.call('HDEL', KEYS[4], id) end

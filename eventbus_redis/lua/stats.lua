@@ -1,4 +1,4 @@
--- KEYS main, services, queue, retry, dlq. ARGV: service, how many to count at most.
+-- KEYS main, services, queue, retry, dlq, number of events that wait for their turn. ARGV: service, how many to count at most.
 -- Answers unread in main; whether that was counted (1) or is the server's own figure (0; -1: it has none); last
 -- delivered id, pending, length of queue, pending there, delayed, of those due, parked, age of the oldest letter in ms (-1: none). Or -1: not subscribed.
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return -1 end
@@ -24,6 +24,6 @@ local now, age = now_ms(), -1
 local oldest = redis.call('XRANGE', KEYS[5], '-', '+', 'COUNT', 1)[1]
 if oldest then age = math.max(0, now - string.match(oldest[1], '%d+')) end
 return {
-  unread, counted, last, pending, redis.call('XLEN', KEYS[3]), waiting, redis.call('ZCARD', KEYS[4]),
+  unread, counted, last, pending, redis.call('XLEN', KEYS[3]) + (redis.call('GET', KEYS[6]) or 0), waiting, redis.call('ZCARD', KEYS[4]),
   redis.call('ZCOUNT', KEYS[4], '-inf', string.format('%.0f', now)), redis.call('XLEN', KEYS[5]), age,
 }

@@ -1,4 +1,4 @@
-"""Both senders against a server of raw sockets that can answer anything. What holds for one holds for the other."""
+"""All senders against a server of raw sockets that can answer anything. What holds for one holds for the others."""
 
 from __future__ import annotations
 
@@ -8,110 +8,21 @@ import gzip
 import shutil
 import socket
 import ssl
-import struct
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import aiohttp
 import httpx
 import pytest
+from http_support import KINDS, Server, a_sender, answer, failure, goes_silent, post, repeats, resets, says
 
 from eventbus.event import Event
-from eventbus.forward import Answer, Endpoint, Sender, SendFailed
+from eventbus.forward import Endpoint, Sender, SendFailed
 from eventbus.forward.aiohttp_sender import AiohttpSender
 from eventbus.forward.httpx_sender import HttpxSender
-from eventbus.policy import judge
+from eventbus.forward.lean_sender import LeanSender
 from eventbus.settlement import Delivery
-from eventbus.status import ConsumerStatus
-
-Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-KINDS = ("aiohttp", "httpx")
-
-
-class Server:
-    """Reads one request after the other and lets a test write the answer, byte by byte."""
-
-    def __init__(self) -> None:
-        self.play: Play = says(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        self.requests: list[tuple[str, list[tuple[str, str]], bytes]] = []
-        self.connections = 0
-        self.open_connections = 0
-        self.url = ""
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def start(self, tls: ssl.SSLContext | None = None) -> asyncio.Server:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
-        port = server.sockets[0].getsockname()[1]
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}/events?a=b"
-        return server
-
-    async def idle(self) -> None:
-        """Wait until nobody is connected."""
-        async with asyncio.timeout(5):
-            await self._idle.wait()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self.open_connections += 1
-        self._idle.clear()
-        try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
-                while not writer.is_closing():
-                    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-                    headers = [(line.partition(": ")[0].lower(), line.partition(": ")[2]) for line in head[1:-2]]
-                    body = await reader.readexactly(int(dict(headers).get("content-length", "0")))
-                    self.requests.append((head[0], headers, body))
-                    await self.play(reader, writer)
-                    await writer.drain()
-        finally:
-            writer.close()
-            self.open_connections -= 1
-            if not self.open_connections:
-                self._idle.set()
-
-
-def says(data: bytes, *, then_close: bool = False) -> Play:
-    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(data)
-        await writer.drain()
-        if then_close:
-            writer.close()
-
-    return play
-
-
-def resets(after: bytes = b"") -> Play:
-    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(after)
-        await writer.drain()
-        # With a linger of zero the kernel sends RST instead of FIN.
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-
-    return play
-
-
-def goes_silent(after: bytes = b"") -> Play:
-    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(after)
-        await writer.drain()
-        await reader.read()  # until the client has had enough
-
-    return play
-
-
-def repeats(start: bytes, part: bytes, pause: float) -> Play:
-    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(start)
-        with contextlib.suppress(ConnectionError):
-            while not writer.is_closing():
-                writer.write(part)
-                await writer.drain()
-                await asyncio.sleep(pause)
-
-    return play
 
 
 @pytest.fixture
@@ -131,32 +42,13 @@ async def sender(
     # A proxy in the environment must not be used; this one would refuse.
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    if request.param == "aiohttp":
-        ours = AiohttpSender(max_connections_per_host=5)
-        yield ours
-        await ours.aclose()
-    else:
-        # trust_env is the user's own choice on a client of their own.
-        async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=5)) as client:
-            theirs = HttpxSender(client, max_in_flight=5)
-            yield theirs
-            await theirs.aclose()
+    async with a_sender(request.param, max_connections=5) as made:
+        yield made
 
 
-async def post(sender: Sender, url: str, *, timeout: float = 5.0) -> Answer:
-    return await sender.post(url, [("content-type", "text/plain"), ("x-a", "1")], b"body", timeout=timeout)
-
-
-async def failure(sender: Sender, url: str, *, timeout: float = 5.0) -> SendFailed:
-    with pytest.raises(SendFailed) as caught:
-        await post(sender, url, timeout=timeout)
-    assert caught.value.text
-    assert caught.value.__suppress_context__
-    return caught.value
-
-
-def answer(status: int, body: bytes = b"", headers: bytes = b"") -> bytes:
-    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n%s\r\n%s" % (status, len(body), headers, body)
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 async def test_the_request_is_a_plain_post(sender, server):
@@ -183,23 +75,6 @@ async def test_status_headers_and_body_come_back(sender, server):
     found = await post(sender, server.url)
     assert (found.status, found.body) == (503, b"sorry")
     assert (found.headers["retry-after"], found.headers["x-eventbus-verdict"]) == ("7", "park")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_every_status_is_judged_by_the_map(server, kind):
-    """200 to 599 over real sockets: 2xx ACK, 425 REQUEUE, anything else DROP."""
-    async with httpx.AsyncClient(trust_env=False) as client:
-        sender: Sender = AiohttpSender() if kind == "aiohttp" else HttpxSender(client)
-        endpoint = Endpoint(server.url, breaker=None, sender=sender)
-        delivery = Delivery(Event("t", {"n": 1}, source="/"), "svc", "q")
-        for status in range(200, 600):
-            bare = status in (204, 304)
-            server.play = says(b"HTTP/1.1 %d X\r\n\r\n" % status if bare else answer(status, b"text"))
-            outcome = await endpoint(delivery)
-            expected = ConsumerStatus.ACK if status < 300 else ConsumerStatus.DROP
-            expected = ConsumerStatus.REQUEUE if status == 425 else expected
-            assert (outcome.status, judge(outcome)[0]) == (status, expected)
-        await sender.aclose()
 
 
 async def test_connections_are_kept_and_used_again(sender, server):
@@ -308,9 +183,11 @@ async def test_a_certificate_of_nobody_is_refused(sender, tmp_path):
     found = await failure(sender, server.url)
     assert (found.kind, found.connected) == ("tls", False)
     assert not server.requests
-    trusting = AiohttpSender(ssl_context=ssl.create_default_context(cafile=certificate))
-    assert (await post(trusting, server.url)).status == 200
-    await trusting.aclose()
+    for make in (LeanSender, AiohttpSender):
+        trusting = make(ssl_context=ssl.create_default_context(cafile=certificate))
+        for _ in range(3):
+            assert (await post(trusting, server.url)).status == 200
+        await trusting.aclose()
     listener.close()
     await server.idle()
 
@@ -375,7 +252,6 @@ async def test_the_timeout_is_for_the_whole(sender, server, play):
     await server.idle()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 async def test_a_host_that_does_not_take_the_connection_has_the_connect_timeout(kind):
     """A full backlog stands for a host that is gone: its packets are dropped."""
     async with contextlib.AsyncExitStack() as stack:
@@ -386,12 +262,8 @@ async def test_a_host_that_does_not_take_the_connection_has_the_connect_timeout(
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
-        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        sender: Sender = (
-            AiohttpSender(connect_timeout=0.2) if kind == "aiohttp" else HttpxSender(client, connect_timeout=0.2)
-        )
+        sender = await stack.enter_async_context(a_sender(kind, connect_timeout=0.2))
         found = await failure(sender, f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=5.0)
-        await sender.aclose()
     assert (found.kind, found.connected) == ("timeout", False)
 
 
@@ -412,12 +284,56 @@ async def test_a_long_timeout_is_not_rounded_up(server, monkeypatch):
     assert asked[0].ceil_threshold > 30.5
 
 
-async def test_nothing_is_sent_twice(sender, server):
-    """The client never retries: a request that broke was sent once."""
-    await post(sender, server.url)  # a kept connection is where clients like to retry
+async def test_a_request_that_broke_is_not_sent_again(sender, server):
+    """The client never retries: only the bus does."""
     server.play = resets()
-    await failure(sender, server.url)
-    assert len(server.requests) == 2
+    for sent in (1, 2):
+        await failure(sender, server.url)
+        assert len(server.requests) == sent
+
+
+async def test_a_kept_connection_that_was_closed_costs_nothing(server):
+    """The lean sender opens another one: once, and only if not one byte of an answer had come."""
+    async with a_sender("lean") as sender:
+        for play in (resets(), says(b"", then_close=True)):
+            server.play = says(answer(200))
+            await post(sender, server.url)
+            before = len(server.requests)
+            closes_once = iter([play, says(answer(201))])
+
+            async def plays(reader, writer, closes_once=closes_once):
+                await next(closes_once)(reader, writer)
+
+            server.play = plays
+            assert (await post(sender, server.url)).status == 201
+            assert len(server.requests) == before + 2
+            server.play = play
+            assert (await failure(sender, server.url)).kind == "reset"
+            assert len(server.requests) == before + 4  # the kept one, and one new: never a third
+        server.play = says(answer(200))
+        await post(sender, server.url)
+        before = len(server.requests)
+        server.play = resets(b"H")
+        assert (await failure(sender, server.url)).kind == "reset"
+        assert len(server.requests) == before + 1
+
+
+async def test_a_server_that_closed_its_idle_connections_is_simply_connected_to_again(server):
+    """As servers do after some seconds; twenty kept connections are found gone, and no request notices."""
+    barrier = asyncio.Barrier(20)
+
+    async def together(reader, writer):
+        await barrier.wait()
+        await says(answer(200))(reader, writer)
+
+    async with a_sender("lean") as sender:
+        for _ in range(3):
+            server.play = together
+            await asyncio.gather(*(post(sender, server.url) for _ in range(20)))
+            await server.hang_up()
+            server.play = says(answer(204))
+            assert (await post(sender, server.url)).status == 204
+            await server.hang_up()
 
 
 async def test_failures_leak_no_connection(sender, server):

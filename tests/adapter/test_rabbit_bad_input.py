@@ -12,13 +12,13 @@ from eventbus import BrokerError, BrokerUnavailable, Bus, Event, PublishError, R
 from eventbus.errors import TopologyMismatch
 from eventbus.testing.contract.harness import eventually, running
 from tests.adapter.rabbit_support import bus, dead_letter_queue, fresh, get, stranger, work_queue
-from tests.brokers.rabbit import RabbitNode, node, shared_url
+from tests.brokers.rabbit import PORT, RabbitNode, node, shared_url
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitNode]:
     """A broker of one's own: users and vhosts are changed here."""
-    with node("badinput", 5674, Path(tmp_path_factory.mktemp("rabbit"))) as found:
+    with node("badinput", PORT + 1, Path(tmp_path_factory.mktemp("rabbit"))) as found:
         found.ctl("add_vhost", "limited")
         found.ctl("add_user", "reader", "secret")
         found.ctl("set_permissions", "-p", "limited", "reader", "^$", ".*", ".*")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Literal
 
 import pytest
 
 from eventbus.adapter import Resource, Subscription
 from eventbus.errors import ConfigError
+from eventbus.scheduling.tiers import TIERS, tier_for
 from eventbus_rabbit import RabbitAdapter
-from eventbus_rabbit.names import LAYOUTS, TIERS, layout, names_of, tier_for
-from eventbus_rabbit.topology import definitions, queues
+from eventbus_rabbit.names import LAYOUTS, layout, names_of
+from eventbus_rabbit.topology import definitions, queues, weaknesses
 
 
 def resources(kind: str, url: str = "amqp://localhost", delays: tuple[float, ...] = (5.0,), **settings: object) -> dict:
@@ -122,6 +124,25 @@ def test_quorum_arguments_depend_on_the_server(version: tuple[int, ...], limit: 
     assert {arguments["x-queue-type"] for arguments in found.values()} == {"quorum"}
 
 
+@pytest.mark.parametrize(
+    ("queue_type", "retry", "version", "words"),
+    [
+        ("classic", "copy", (3, 10, 8), []),
+        ("classic", "copy", (4, 0, 5), ["classic queues on RabbitMQ 4.0.5"]),
+        ("quorum", "copy", (4, 0, 5), []),
+        ("quorum", "dead-letter", (3, 10, 8), ["retry = 'dead-letter'"]),
+        ("classic", "dead-letter", (4, 1), ["classic queues", "retry = 'dead-letter'"]),
+    ],
+)
+def test_what_a_killed_broker_may_lose_is_known(
+    queue_type: Literal["classic", "quorum"], retry: str, version: tuple[int, ...], words: list[str]
+) -> None:
+    """Classic queues on a 4.x broker and the literal nack are weaker, and start-up says so."""
+    found = weaknesses(queue_type, retry, version)
+    assert len(found) == len(words)
+    assert all(part in text for part, text in zip(words, found, strict=True))
+
+
 def test_templates_replace_names() -> None:
     """A template over prefix, service and ms replaces a name; everything that refers to it follows."""
     names = {"queue": "{service}-work", "tier_queue": "{service}-later-{ms}", "tier_key": "later-{ms}"}
@@ -160,15 +181,17 @@ def test_two_services_never_share_a_queue() -> None:
         (0.01, 25),
         (0.2, 200),
         (0.3, 200),
+        (4.8, 4000),
+        (4.93, 5000),
         (5.0, 5000),
-        (7.9, 5000),
+        (7.8, 5000),
         (60, 60_000),
         (1200, 300_000),
         (9e9, 43_200_000),
     ],
 )
 def test_a_road_is_never_longer_than_the_delay(delay: float, tier: int) -> None:
-    """The longest road that fits; below the shortest, the shortest."""
+    """The longest road that fits (one that is a fiftieth longer does too); below the shortest, the shortest."""
     assert tier_for(sorted({*TIERS, 5000}), delay) == tier
 
 

@@ -11,7 +11,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
-from eventbus import Bus, Delivery, Event, RetryPolicy, Service
+from eventbus import Delivery, Event, RetryPolicy, Service
 from eventbus.testing.contract.harness import drained, eventually, running
 from tests.adapter.rabbit_support import bus, dead_letter_queue, fresh, get, stranger, work_queue
 
@@ -330,16 +330,17 @@ async def test_a_strangers_user_id_and_expiration_do_not_stop_a_copy() -> None:
         await letter.ack()
 
 
-async def test_dead_letter_mode_is_seed_4s_literal_nack() -> None:
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+async def test_dead_letter_mode_is_seed_4s_literal_nack(queue_type: str) -> None:
     """With retry = "dead-letter" the broker moves the message and counts in x-death; ours goes on from that count."""
     prefix = fresh()
     service, seen = ours(prefix, retry=RetryPolicy(max_retries=1, delay=0.1))
-    async with Bus(
-        _url(), source=f"{prefix}-api", settings={"rabbit": {"retry": "dead-letter", "retry_ttl": "200ms"}}
-    ) as here:
+    settings = {"retry": "dead-letter", "retry_ttl": "200ms", "queue_type": queue_type, "settling": 0}
+    async with bus(prefix, **settings) as here:
         async with running(here, service):
             await here.publish("order.created", {"n": 1}, headers={"answer": "500"})
             await eventually(here.dead_letters(service).count, "it was parked")
+        assert [delivery.suspect for _, delivery in seen] == [False, False]
         letter = (await here.dead_letters(service).browse()).letters[0]
         assert (letter.reason, letter.retries) == ("max-retries", 1)
         async with stranger() as channel:
@@ -353,9 +354,3 @@ async def test_dead_letter_mode_is_seed_4s_literal_nack() -> None:
         async with running(here, service):
             await eventually(lambda: seen, "it came back")
     assert seen[0][1].attempt == 2  # the count of the broker went over into ours
-
-
-def _url() -> str:
-    from tests.brokers.rabbit import shared_url
-
-    return shared_url()

@@ -11,10 +11,9 @@ import pytest
 
 from eventbus import BrokerUnavailable, Bus, Event, Service
 from eventbus.testing.contract.harness import eventually, running
-from tests.brokers.rabbit import node
+from tests.brokers.rabbit import PORT, node
 
-PORT = 5677
-TLS_PORT = 5678
+TLS_PORT = PORT + 5
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
@@ -44,7 +43,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "ssl_options.fail_if_no_peer_cert = true",
         ]
     )
-    with node("tls", PORT, Path(tmp_path_factory.mktemp("rabbit")), conf):
+    with node("tls", PORT + 4, Path(tmp_path_factory.mktemp("rabbit")), conf) as broker:
+        broker.wait_for_port(TLS_PORT)  # RabbitMQ opens it after the plain one
         yield folder
 
 

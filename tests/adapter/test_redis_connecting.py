@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from redis import Redis as BlockingRedis
 from redis.asyncio import Redis, RedisCluster
 
-from eventbus import Bus, Event, Service
+from eventbus import Bus, Delivery, Event, RetryPolicy, Service
 from eventbus.errors import BrokerError, BrokerUnavailable, ConfigError, PublishError
 from eventbus.testing.contract.harness import eventually
 from eventbus_redis import RedisAdapter, preconditions
@@ -21,11 +23,9 @@ from tests.brokers.redis import RedisServer
 ACL = "user bus on >secret ~{wms}:* +@all -@dangerous +info +config|get"
 
 
-async def goes_the_whole_way(bus: Bus) -> None:
-    """Publish, fail, retry, park, re-drive, finish: every script runs once."""
-    from eventbus import Delivery, RetryPolicy
-
-    service = Service("wms-stock", retry=RetryPolicy(max_retries=1, delay=0.1))
+async def goes_the_whole_way(bus: Bus, name: str = "wms-stock") -> None:
+    """Publish, fail, retry, park, count, re-drive, finish: every script runs once."""
+    service = Service(name, retry=RetryPolicy(max_retries=1, delay=0.1))
     calls: list[int] = []
 
     @service.on("#")
@@ -38,6 +38,7 @@ async def goes_the_whole_way(bus: Bus) -> None:
             await bus.publish("order.created", {"n": 1})
             letters = bus.dead_letters(service)
             await eventually(letters.count, "it was parked")
+            assert await letters.stats("type") == {"order.created": 1}
             assert (await letters.redrive()).done == 1
             await eventually(lambda: len(calls) == 3, "it came back")
         stats = await bus.stats(service)
@@ -59,15 +60,25 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[RedisServer]:
-    with redis.server("--cluster-enabled", "yes") as server:
-        run = ["redis-cli", "-p", str(server.port), "cluster"]
-        subprocess.run([*run, "addslotsrange", "0", "16383"], check=True, capture_output=True)
-        for _ in range(500):
-            done = subprocess.run([*run, "info"], check=True, capture_output=True, text=True)
-            if "cluster_state:ok" in done.stdout:
-                break
-        yield server
+async def cluster() -> AsyncIterator[list[RedisServer]]:
+    """Three masters that share the slots."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(redis.server("--cluster-enabled", "yes")) for _ in range(3)]
+        clients = [Redis.from_url(server.url, decode_responses=True) for server in servers]
+        try:
+            for place, client in enumerate(clients):
+                await client.execute_command("CLUSTER ADDSLOTSRANGE", place * 16384 // 3, (place + 1) * 16384 // 3 - 1)
+                await client.execute_command("CLUSTER MEET", "127.0.0.1", servers[0].port)
+
+            async def joined() -> bool:
+                found = [await client.execute_command("CLUSTER INFO") for client in clients]
+                return all(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3" for info in found)
+
+            await eventually(joined, "the cluster stands")
+        finally:
+            for client in clients:
+                await client.aclose()
+        yield servers
 
 
 async def test_an_acl_user_with_few_rights_is_enough() -> None:
@@ -96,11 +107,20 @@ async def test_tls_is_verified(certificate: tuple[Path, Path]) -> None:
             await RedisAdapter.from_url(url, {}).open()
 
 
-async def test_a_cluster_serves_by_url_and_by_client(cluster: RedisServer) -> None:
-    """All keys of a prefix are in one slot, so every script runs where its keys are."""
-    await goes_the_whole_way(Bus(f"redis://127.0.0.1:{cluster.port}?cluster=true", source="wms-api"))
-    client = RedisCluster(host="127.0.0.1", port=cluster.port)
+async def test_a_cluster_serves_by_url_and_by_client(cluster: list[RedisServer]) -> None:
+    """All keys of a prefix are in one slot, so every script runs where its keys are, whichever node that is."""
+    templates = {"main": "bus:{{{prefix}}}", "queue": "bus:{{{prefix}}}:{service}"}
+    url = f"redis://127.0.0.1:{cluster[0].port}?cluster=true"
+    client = RedisCluster(host="127.0.0.1", port=cluster[1].port)
+    nodes = set()
     try:
+        await client.initialize()
+        for prefix in ("wms", "tms", "crm", "erp"):
+            nodes.add(client.get_node_from_key(f"{{{prefix}}}:main").port)
+            await goes_the_whole_way(Bus(url, source=f"{prefix}-api"), f"{prefix}-stock")
+        assert nodes == {server.port for server in cluster}
+        named = Bus(url, source="tms-api", settings={"redis": {"names": templates}})
+        await goes_the_whole_way(named, "tms-stock")
         await goes_the_whole_way(Bus("redis://", adapter=RedisAdapter.from_client(client), source="wms-api"))
     finally:
         await client.aclose()
@@ -159,10 +179,10 @@ def test_preconditions_as_a_table(info: dict[str, str], words: list[str]) -> Non
 
 
 async def test_a_full_memory_refuses_publishing_and_keeps_what_is_held() -> None:
-    """OOM: publish raises, with `refused` for each; a retry stays with its consumer; an ack goes through."""
+    """OOM: publish raises, `refused` for each; retry and park stay with their consumer; acks and purges go through."""
     from eventbus.policy import DEFAULT_POLICY, decide
     from eventbus.settlement import ACK
-    from eventbus.status import retry
+    from eventbus.status import park, retry
     from tests.adapter.test_redis_streams import take
 
     with redis.server() as server:
@@ -171,20 +191,25 @@ async def test_a_full_memory_refuses_publishing_and_keeps_what_is_held() -> None
         try:
             async with Bus(server.url, source="wms-api") as bus:
                 await bus.adapter.provision([sub], "create")
-                await bus.publish_many([Event("a", n) for n in range(2)])
+                await bus.publish_many([Event("a", n) for n in range(4)])
+                letters = bus.dead_letters("wms-stock")
                 async with bus.adapter.consume(sub) as consumer:
-                    held = await take(consumer, 2)
+                    held = await take(consumer, 4)
+                    parked = decide(park("no"), held[2], DEFAULT_POLICY)
+                    assert await consumer.settle([(held[3], decide(park("old"), held[3], DEFAULT_POLICY))]) == ["done"]
                     await admin.config_set("maxmemory", "1mb")
                     with pytest.raises(PublishError, match="memory is full") as caught:
                         await bus.publish_many([Event("b"), Event("c")])
                     assert [result.status for result in caught.value.results] == ["refused", "refused"]
                     verdict = decide(retry("x"), held[0], DEFAULT_POLICY)
-                    answers = await consumer.settle([(held[0], verdict), (held[1], ACK)])
-                    assert answers == ["failed", "done"]
+                    answers = await consumer.settle([(held[0], verdict), (held[1], ACK), (held[2], parked)])
+                    assert answers == ["failed", "done", "failed"]
+                    assert (await letters.purge()).done == 1
+                    assert await letters.stats("reason") == {}
                     await admin.config_set("maxmemory", "512mb")
-                    assert await consumer.settle([(held[0], verdict)]) == ["done"]
+                    assert await consumer.settle([(held[0], verdict), (held[2], parked)]) == ["done", "done"]
                 stats = await bus.stats("wms-stock")
-                assert (stats.ready, stats.inflight, stats.delayed) == (0, 0, 1)
+                assert (stats.ready, stats.inflight, stats.delayed, stats.parked) == (0, 0, 1, 1)
         finally:
             await admin.aclose()
 
@@ -217,3 +242,14 @@ async def test_a_restart_between_two_publishes_costs_nothing() -> None:
             server.start()
             await bus.publish("b")
             assert (await bus.stats("wms-stock")).ready == 2
+
+
+def test_the_server_is_the_one_that_was_asked_for() -> None:
+    """`make test-redis8` names a server: the tests must not fall back to another."""
+    said = subprocess.run([redis.BINARY, "--version"], check=True, capture_output=True, text=True).stdout
+    with redis.server() as server:
+        client = BlockingRedis.from_url(server.url)
+        info = client.info("server")
+        client.close()
+    version = info.get("valkey_version") or info["redis_version"]
+    assert f"v={version} " in said

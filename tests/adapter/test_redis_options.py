@@ -87,10 +87,10 @@ def test_both_schemes_lead_here() -> None:
 
 def test_all_keys_of_a_prefix_share_a_hash_tag() -> None:
     """The keys of spec 6; the braces put them into one slot of a cluster."""
-    keys = names.of_service("wms-cincout", "wms")
+    keys = names.DEFAULT.of_service("wms-cincout", "wms")
     assert (keys.main, keys.queue) == ("{wms}:main", "{wms}:queue:wms-cincout")
     assert (keys.retry, keys.dlq) == ("{wms}:retry:wms-cincout", "{wms}:dlq:wms-cincout")
-    assert all(getattr(keys, name).startswith("{wms}:") for name in keys.__slots__)
+    assert all(key.startswith("{wms}:") for key in keys.all())
 
 
 def test_the_topology_is_pure() -> None:
@@ -106,3 +106,46 @@ def test_the_topology_is_pure() -> None:
         "{wms}:retry:wms-cincout",
         "{wms}:dlq:wms-cincout",
     ]
+
+
+def test_names_can_be_replaced_by_templates() -> None:
+    """Four templates; every other key is one of them with a suffix, and all are in one slot."""
+    templates = {"main": "bus:{{{prefix}}}:events", "queue": "bus:{{{prefix}}}:{service}"}
+    adapter = RedisAdapter.from_url("redis://h", {"names": templates})
+    keys = adapter.options.names.of_service("wms-cincout", "wms")
+    assert (keys.main, keys.services) == ("bus:{wms}:events", "bus:{wms}:events:services")
+    assert (keys.queue, keys.notes) == ("bus:{wms}:wms-cincout", "bus:{wms}:wms-cincout:notes")
+    assert keys.dlq == "{wms}:dlq:wms-cincout"
+    assert {names.hash_tag(key) for key in keys.all()} == {"wms"}
+
+
+@pytest.mark.parametrize(
+    ("templates", "words"),
+    [
+        ({"main": "{prefix}:main"}, ["redis.names.main", "no hash tag", "{{{prefix}}}"]),
+        ({"main": "{{}}{prefix}:main"}, ["redis.names.main", "no hash tag"]),
+        ({"queue": "{{{service}}}:{prefix}"}, ["redis.names.queue", "hash tag differs", "one slot"]),
+        ({"dlq": "{prefix}:dlq:{service}"}, ["redis.names.dlq", "hash tag differs"]),
+        ({"main": "{{bus}}:{prefix}:main"}, ["redis.names.queue", "hash tag differs"]),
+        ({"main": "{{x}}:main"}, ["redis.names.main", "{prefix}"]),
+        ({"main": "{{{prefix}}}:{service}"}, ["redis.names.main", "must have {prefix}"]),
+        ({"retry": "{{{prefix}}}:retry"}, ["redis.names.retry", "{prefix} and {service}"]),
+        ({"retry": "{{{prefix}}}:{service}:{ms}"}, ["redis.names.retry", "unknown {ms}"]),
+        ({"queue": "{{{prefix}}}:{service}", "dlq": "{{{prefix}}}:{service}"}, ["{p}:p-s", "name them apart"]),
+        ({"queue": "{{{prefix}}}:dlq:{service}:ids"}, ["{p}:dlq:p-s:ids", "name them apart"]),
+        ({"queue": "{{{prefix}:{service}"}, ["redis.names.queue"]),
+        ({"dead": "x"}, ["redis.names.dead", "unknown name", "dlq"]),
+        ({"queue": 5}, ["redis.names.queue", "must be a text"]),
+    ],
+)
+def test_a_template_that_would_mix_up_keys_is_refused(templates: dict[str, object], words: list[str]) -> None:
+    """One slot per prefix, one key per purpose: said at construction, with the template that breaks it."""
+    with pytest.raises(ConfigError) as caught:
+        open_adapter("redis://h", {"redis": {"names": templates}})
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_names_must_be_a_table() -> None:
+    """A text in their place says what to write."""
+    with pytest.raises(ConfigError, match="must be a table of templates"):
+        open_adapter("redis://h?names=x")

@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
@@ -20,6 +21,7 @@ from eventbus.settlement import ACK, RELEASE, Park, Requeue, Retry
 from eventbus.status import park
 from eventbus.testing.contract.harness import eventually
 from eventbus_redis import RedisAdapter
+from eventbus_redis.work import WorkConsumer
 from tests.brokers import redis
 
 
@@ -123,9 +125,9 @@ async def test_a_note_survives_the_consumer_and_goes_with_the_message(
     async with adapter.consume(sub) as second:
         again = (await take(second))[0]
         assert (again.suspect, again.history.crashes) == (True, 2)
-        assert await client.hlen(f"{{{sub.prefix}}}:notes:{sub.service}") == 1
+        assert await client.hlen(f"{{{sub.prefix}}}:queue:{sub.service}:notes") == 1
         assert await second.settle([(again, ACK)]) == ["done"]
-    assert await client.hlen(f"{{{sub.prefix}}}:notes:{sub.service}") == 0
+    assert await client.hlen(f"{{{sub.prefix}}}:queue:{sub.service}:notes") == 0
 
 
 async def test_what_a_closing_consumer_never_handed_out_is_no_suspect(adapter: RedisAdapter, sub: Subscription) -> None:
@@ -159,6 +161,25 @@ async def test_a_receive_that_is_cancelled_loses_nothing(adapter: RedisAdapter, 
         found += await take(consumer, 5 - len(found))
         assert not any(delivery.suspect for delivery in found)
         assert await consumer.settle([(delivery, ACK) for delivery in found]) == ["done"] * 5
+
+
+async def test_a_receive_that_is_cancelled_as_its_answer_arrives_loses_nothing(
+    adapter: RedisAdapter, sub: Subscription
+) -> None:
+    """The moment between the arrival of entries and the turn of whoever waits for them."""
+    await adapter.provision([sub], "create")
+    consumer = adapter.consume(sub)
+    assert isinstance(consumer, WorkConsumer)
+    async with consumer:
+        receiving = asyncio.create_task(consumer.receive(10, 5.0))
+        await eventually(lambda: consumer._reading is not None, "it reads")
+        assert consumer._reading is not None
+        consumer._reading.add_done_callback(lambda _: receiving.cancel())
+        await adapter.publish(sub.prefix, [Event("a", id="once")])
+        (result,) = await asyncio.gather(receiving, return_exceptions=True)
+        assert isinstance(result, asyncio.CancelledError)
+        (delivery,) = await take(consumer)
+        assert (delivery.event.id, delivery.suspect) == ("once", False)
 
 
 async def test_wake_ends_a_waiting_receive(adapter: RedisAdapter, sub: Subscription) -> None:
@@ -298,6 +319,61 @@ async def test_a_lagging_service_is_reported_with_its_size(sub: Subscription, ca
         assert record.fields["bytes"] > 15_000  # type: ignore[attr-defined]
     finally:
         await adapter.aclose()
+
+
+async def test_an_abandoned_service_is_reported_by_those_who_are_left(caplog: pytest.LogCaptureFixture) -> None:
+    """By a neighbour that consumes, and by a publisher when nobody consumes any more."""
+    prefix = f"t{secrets.token_hex(4)}"
+    abandoned, alive = Service(f"{prefix}-gone"), Service(f"{prefix}-alive")
+    settings = {"redis": {"lag_warning": 20, "lease": "1s"}}
+    url, source = redis.shared_url(), f"{prefix}-api"
+
+    def reported() -> bool:
+        found = [r.fields for r in caplog.records if r.event == "service_lagging"]  # type: ignore[attr-defined]
+        return any(fields["service"] == abandoned.name and fields["bytes"] > 0 for fields in found)
+
+    with caplog.at_level(logging.WARNING, "eventbus"):
+        async with Bus(url, source=source, settings=settings) as bus:
+            await bus.provision(abandoned, alive)
+            await bus.publish_many([Event("a", n) for n in range(30)])
+        caplog.clear()
+        async with Bus(url, source=source, settings=settings) as bus, bus.serving(alive):
+            await eventually(reported, "the neighbour said so")
+        caplog.clear()
+        async with Bus(url, source=source, settings=settings) as bus:
+            await asyncio.sleep(0.5)  # whoever looked last is still remembered for a moment
+            await bus.publish("a")
+            await eventually(reported, "the publisher said so")
+
+
+async def test_the_next_batch_is_read_while_this_one_is_handled(adapter: RedisAdapter, sub: Subscription) -> None:
+    """Within the prefetch; what was read ahead and never handed out goes back at the end, and is no suspect."""
+    sub = replace(sub, prefetch=1024)
+    await adapter.provision([sub], "create")
+    await adapter.publish(sub.prefix, [Event("a", n) for n in range(1000)])
+
+    async def inflight(number: int) -> None:
+        async def found() -> bool:
+            return (await adapter.stats(sub.service, sub.prefix)).inflight == number
+
+        await eventually(found, f"{number} in flight")
+
+    async with adapter.consume(sub) as consumer:
+        first = await consumer.receive(512, 1.0)
+        assert len(first) == 256
+        await inflight(512)
+        assert set(await consumer.settle([(delivery, ACK) for delivery in first])) == {"done"}
+        await inflight(256)
+    consumer = adapter.consume(replace(sub, prefetch=600))
+    assert isinstance(consumer, WorkConsumer)
+    async with consumer:
+        rest = await take(consumer, 256)
+        assert consumer._reading is None  # no room for another batch of both streams
+        rest += await take(consumer, 1000 - 256 - 256)
+        assert not any(delivery.suspect or delivery.history.retries for delivery in rest)
+        assert len({delivery.event.id for delivery in [*first, *rest]}) == 1000
+        assert set(await consumer.settle([(delivery, ACK) for delivery in rest])) == {"done"}
+    assert (await adapter.stats(sub.service, sub.prefix)).ready == 0
 
 
 async def test_a_destroyed_group_goes_on_from_the_stored_id(

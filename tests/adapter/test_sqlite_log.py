@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventbus.adapter import Subscription
-from eventbus.embedded.sqlite import leases, letters, subscriptions, work, writer
+from eventbus.embedded.sqlite import leases, letters, subscriptions, turns, work, writer
 from eventbus.event import Event
 from eventbus.headers import for_retry
 from eventbus.settlement import ACK, Retry
@@ -182,12 +183,23 @@ async def test_events_deleted_by_hand_do_not_stop_the_rest(tmp_path: Path) -> No
             assert [delivery.event.type for delivery in await receive(consumer)] == ["kept"]
 
 
+def _numbered(question: str) -> str:
+    """The question with a number in place of each name."""
+    names = list(dict.fromkeys(re.findall(r":[a-z]+", question)))
+    return re.sub(r":[a-z]+", lambda match: f"?{names.index(match[0]) + 1}", question)
+
+
 async def test_no_question_reads_a_whole_table(tmp_path: Path) -> None:
     """Claims, settlements and counts find their rows by index, however many wait."""
     async with opened(tmp_path, SUB) as adapter:
         await park(adapter, Event("a"))
     questions = [
-        (work._DUE, 3),
+        (work._DUE, 4),
+        (work.HOLD, 4),
+        (turns._ROWS, 2),
+        (_numbered(turns._TENANTS), 3),
+        (_numbered(turns._TURN), 4),
+        (_numbered(turns._IN_ORDER), 4),
         (work._NEW, 3),
         (f"DELETE FROM events WHERE seq BETWEEN ? AND ? AND {work._FINISHED}", 2),
         (f"DELETE FROM events WHERE seq IN (SELECT value FROM json_each(?)) AND {work._FINISHED}", 1),

@@ -24,7 +24,9 @@ import pytest
 
 URL_VARIABLE = "EVENTBUS_TEST_RABBIT_URL"
 HOME_VARIABLE = "EVENTBUS_RABBIT_HOME"
-PORT = 5673
+PORT_VARIABLE = "EVENTBUS_RABBIT_PORT"
+PORT = int(os.environ.get(PORT_VARIABLE, "5673"))
+"""The broker that tests share; brokers that tests start for themselves have the ports after it."""
 EPMD_PORT = 4370
 START_TIMEOUT = 90.0
 INSTALL = """
@@ -75,7 +77,8 @@ class RabbitNode:
     """One node with its own name, ports and folders."""
 
     def __init__(self, name: str = "eventbus", port: int = PORT, *, folder: Path | None = None, conf: str = "") -> None:
-        self.name = f"{name}@localhost"
+        # One name server knows the nodes of all who test on this machine: other ports, other names.
+        self.name = f"{name}@localhost" if PORT == 5673 else f"{name}-{PORT}@localhost"
         self.port = port
         self.dist_port = port + 20_000
         self.folder = folder or cache() / f"rabbit-{name}-{port}"
@@ -150,7 +153,7 @@ class RabbitNode:
 
     def _gone(self) -> None:
         deadline = time.monotonic() + 60
-        while self._listens():
+        while _listens(self.port):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"something still listens on port {self.port}")
             time.sleep(0.05)
@@ -169,12 +172,13 @@ class RabbitNode:
         except OSError:
             return False
 
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
-        except OSError:
-            return False
-        return True
+    def wait_for_port(self, port: int) -> None:
+        """Wait until it listens on a second port."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while not _listens(port):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"RabbitMQ does not listen on port {port}")
+            time.sleep(0.05)
 
     def ctl(self, *arguments: str) -> str:
         """rabbitmqctl, for what AMQP does not tell."""
@@ -223,6 +227,14 @@ class RabbitNode:
         epmd = shutil.which("epmd")
         if epmd is not None:
             subprocess.run([epmd, "-daemon", "-port", str(EPMD_PORT), "-address", "127.0.0.1"], check=False, timeout=10)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import pytest
 
 from eventbus.testing.contract import ContractSuite
 from tests.contract.test_example_adapter import TestFolderBus
+from tests.contract.test_kafka import TestKafka
 from tests.contract.test_memory import TestMemory
 from tests.contract.test_rabbit import TestRabbitClassic, TestRabbitQuorum
 from tests.contract.test_redis import TestRedis
@@ -16,6 +17,7 @@ SKIPPED: dict[type[ContractSuite], dict[str, str]] = {
     TestRabbitClassic: {},
     TestRabbitQuorum: {},
     TestRedis: {},
+    TestKafka: {},
 }
 
 
@@ -29,4 +31,4 @@ def test_skips_are_listed_by_name(suite: type[ContractSuite]) -> None:
 
 
 # Imported to be named, not to be collected again.
-del TestFolderBus, TestMemory, TestRabbitClassic, TestRabbitQuorum, TestRedis, TestSqlite
+del TestFolderBus, TestKafka, TestMemory, TestRabbitClassic, TestRabbitQuorum, TestRedis, TestSqlite

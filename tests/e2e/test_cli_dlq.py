@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import base64
+import fcntl
 import json
+import os
+import pty
+import re
 import signal
+import struct
+import subprocess
+import sys
+import termios
 import time
 
 import pytest
 
 from eventbus import Bus, Service
 
-from .conftest import DEADLINE, Cli
+from .conftest import DEADLINE, Cli, environment
 
 URL = ("--url", "sqlite:///bus.db")
 
@@ -53,7 +60,7 @@ def test_show(cli: Cli, letters: dict[str, str]) -> None:
         assert words in done.stdout
     row = json.loads(cli("dlq", "show", "wms-cincout", "--id", letters["3"], *URL, "--json").stdout)
     assert (row["type"], row["status"], row["tenant"]) == ("price.changed", 404, "acme")
-    assert json.loads(base64.b64decode(row["body_base64"])) == row["data"] == {"id": 3, "nome": "São João"}
+    assert json.loads(row["body"]) == row["data"] == {"id": 3, "nome": "São João"}
     missing = cli("dlq", "show", "wms-cincout", "nope", *URL)
     assert missing.returncode == 1
     assert "no dead letter with the id 'nope'" in missing.stderr
@@ -117,6 +124,127 @@ def test_export(cli: Cli, letters: dict[str, str]) -> None:
     again = cli("dlq", "export", "wms-cincout", *URL, "--output", "out.jsonl")
     assert again.returncode == 2
     assert "exists already" in again.stderr
+
+
+def test_purge_writes_what_it_removes_and_import_brings_it_back(cli: Cli, letters: dict[str, str]) -> None:
+    """Each letter is in the file before it is gone; the file parks it again, once."""
+    before = cli("dlq", "export", "wms-cincout", *URL).stdout
+    done = cli("dlq", "purge", "wms-cincout", *URL, "--export", "gone.jsonl", "--yes", "--json")
+    assert json.loads(done.stdout)["done"] == 3
+    assert cli("dlq", "count", "wms-cincout", *URL).stdout == "0\n"
+    assert (cli.folder / "gone.jsonl").read_text() == before
+    again = cli("dlq", "purge", "wms-cincout", *URL, "--export", "gone.jsonl", "--yes")
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+    assert cli("dlq", "import", "wms-cincout", "gone.jsonl", *URL, "--dry-run").stdout.startswith("3 would be imported")
+    assert cli("dlq", "import", "wms-cincout", "gone.jsonl", *URL).stdout == "3 imported\n"
+    piped = cli("dlq", "import", "wms-cincout", "-", *URL, input=before)
+    assert piped.stdout == "0 imported, 3 stand there already\n"
+    for kept, line in zip(
+        before.splitlines(), cli("dlq", "export", "wms-cincout", *URL).stdout.splitlines(), strict=True
+    ):
+        old, new = json.loads(kept), json.loads(line)
+        assert {**old, "address": ""} == {**new, "address": ""}
+    bad = cli("dlq", "import", "wms-cincout", "-", *URL, input="nonsense\n")
+    assert (bad.returncode, "line 1 is no exported letter" in bad.stderr) == (2, True)
+
+
+def test_edit_puts_a_letter_back_with_another_body(cli: Cli, letters: dict[str, str]) -> None:
+    """By an option, a file, or the user's editor; the trace says who and what."""
+    done = cli("dlq", "edit", "wms-cincout", letters["1"], *URL, "--body", '{"id": 11}')
+    assert (done.returncode, done.stdout) == (0, "1 edited and re-driven\n")
+    cli.write("body.json", '{"id": 22}')
+    assert cli("dlq", "edit", "wms-cincout", letters["2"], *URL, "--body", "@body.json", "--json").returncode == 0
+    editor = cli.write("editor.sh", '#!/bin/sh\nprintf \'{"id": 33}\\n\' > "$1"\n')
+    editor.chmod(0o755)
+    edited = cli("dlq", "edit", "wms-cincout", letters["3"], *URL, env={"EDITOR": str(editor)})
+    assert (edited.returncode, edited.stdout) == (0, "1 edited and re-driven\n")
+    missing = cli("dlq", "edit", "wms-cincout", "nope", *URL, "--body", "x")
+    assert (missing.returncode, "no dead letter with the id 'nope'" in missing.stderr) == (1, True)
+
+
+def test_an_unchanged_body_is_not_sent(cli: Cli, letters: dict[str, str]) -> None:
+    """An editor that changes nothing, or none at all, does nothing."""
+    same = cli("dlq", "edit", "wms-cincout", letters["1"], *URL, env={"EDITOR": "true"})
+    assert (same.returncode, "was not changed" in same.stderr) == (1, True)
+    none = cli("dlq", "edit", "wms-cincout", letters["1"], *URL, env={"EDITOR": "", "VISUAL": ""})
+    assert (none.returncode, "--body" in none.stderr) == (2, True)
+    assert cli("dlq", "count", "wms-cincout", *URL).stdout == "3\n"
+
+
+def test_older_than_is_a_filter(cli: Cli, letters: dict[str, str]) -> None:
+    """Nothing is an hour old here; everything is older than nothing."""
+    assert cli("dlq", "purge", "wms-cincout", *URL, "--older-than", "1h", "--yes").stdout == "0 purged\n"
+    assert cli("dlq", "redrive", "wms-cincout", *URL, "--older-than", "0s", "--dry-run").stdout.startswith("3 would be")
+
+
+def test_a_canary_that_is_parked_again_stops_the_redrive(cli: Cli, letters: dict[str, str]) -> None:
+    """One goes first, comes back, and the others stay; exit code 1 says that not all was done."""
+    cli.write("app.py", "from eventbus import RetryPolicy, Service\n" + FAILING)
+    worker = cli.start("run", "app:wms", *URL, "--log", "json")
+    done = cli("dlq", "redrive", "wms-cincout", *URL, "--canary", "1")
+    assert (done.returncode, done.stdout) == (1, "1 re-driven\n")
+    assert "error: canary: 1 of 1 were parked again; the others still stand there" in done.stderr
+    assert worker.end() == 0
+    assert cli("dlq", "count", "wms-cincout", *URL).stdout == "3\n"
+
+
+FAILING = """
+wms = Service("wms-cincout", retry=RetryPolicy(max_retries=0))
+
+@wms.on("#")
+async def fail(event: object) -> int:
+    return 500
+"""
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_table_fits_its_terminal(cli: Cli, letters: dict[str, str], columns: int) -> None:
+    """On a terminal no line is longer than it is wide, and the ids are whole."""
+    shown = on_terminal(cli, columns, "dlq", "list", "wms-cincout", *URL)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in shown.splitlines()]
+    assert max(map(len, lines)) <= columns
+    for id in letters.values():
+        assert any(id in line for line in lines)
+    assert any("tenant" in line for line in lines) == (columns == 200)
+
+
+def test_a_long_redrive_shows_a_bar_on_a_terminal(cli: Cli, letters: dict[str, str]) -> None:
+    """What is done, of how many; in a pipe there is none of it."""
+    shown = on_terminal(cli, 100, "dlq", "redrive", "wms-cincout", *URL, "--rate", "4")
+    assert "re-driving" in shown
+    assert "/3" in shown
+    assert "3 re-driven" in shown
+
+
+def on_terminal(cli: Cli, columns: int, *arguments: str) -> str:
+    """What a command prints on a terminal of that width."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eventbus", *arguments],
+        cwd=cli.folder,
+        env=environment(TERM="xterm-256color"),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    parts: list[bytes] = []
+    try:
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # Linux: the other end is closed
+                break
+            if not part:
+                break
+            parts.append(part)
+        assert process.wait(DEADLINE) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+    return b"".join(parts).decode()
 
 
 def test_ctrl_c_stops_a_redrive_between_two_letters(cli: Cli, letters: dict[str, str]) -> None:

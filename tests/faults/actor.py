@@ -14,6 +14,8 @@ from tests.faults.journal import Journal
 
 DELAY = 0.2
 MAX_RETRIES = 3
+POISONED = 66
+"""The exit code of a process that met a poisoned event."""
 SERVICES = ("wms-stock", "wms-billing")
 
 
@@ -34,7 +36,7 @@ def _service(name: str, journal: Journal) -> Service:
     async def handle(event: Event, delivery: Delivery) -> object:
         journal.write("call", delivery.service, event.id, delivery.attempt, time.time())
         if event.type == "order.poison":
-            os._exit(66)
+            os._exit(POISONED)
         await asyncio.sleep(0.001)
         fate = zlib.crc32(f"{name}{event.id}".encode()) % 20
         if fate == 0 or (fate in (1, 2, 3) and delivery.attempt <= fate % 3 + 1):

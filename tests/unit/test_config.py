@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventbus import ConfigError, ConsumerStatus, RetryPolicy
+from eventbus import ConfigError, ConsumerStatus, Fairness, Idempotency, Rate, RetryPolicy
 from eventbus.config import BusConfig, load
 
 SAMPLE = """
@@ -261,3 +261,31 @@ def test_the_config_is_no_part_of_the_package_itself() -> None:
     code = f"import eventbus, sys; sys.exit(str([m for m in {heavy} if m in sys.modules] or 0))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() in ("", "0")
+
+
+def test_all_of_shaping_can_be_said_in_the_file(tmp_path: Path) -> None:
+    """Fairness, rates, idempotency and order are settings of bus.toml as they are in code."""
+    path = tmp_path / "bus.toml"
+    path.write_text(
+        """
+        url = "memory://"
+        [services.mail-gateway]
+        fairness = { in_a_row = 3, weights = { acme = 2 } }
+        rate = [{ limit = 100, period = "60s" }, { limit = 10, period = "1s", by = "tenant", tenants = { acme = 20 } }]
+        idempotency = { store = "memory://", window = "7d", claim = "1m" }
+        ordering = "key"
+        permanent_codes = [550, "MessageRejected"]
+        [[services.mail-gateway.routes]]
+        on = "mail.*"
+        forward = "http://127.0.0.1/send"
+        rate = { limit = 5, period = "1s", scope = "service", store = "sqlite:///rates.db" }
+        [services.plain]
+        fairness = true
+        """
+    )
+    gateway, plain = load(path, {}).services()
+    assert gateway.fairness == Fairness(weights={"acme": 2.0})
+    assert gateway.rates == (Rate(100, 60.0), Rate(10, 1.0, by="tenant", tenants={"acme": 20}))
+    assert gateway.idempotency == Idempotency("memory://", window="7d", claim=60.0)
+    assert (gateway.ordering, plain.ordering, plain.fairness) == ("key", None, Fairness())
+    assert gateway.routes[0].rates == (Rate(5, 1.0, scope="service", store="sqlite:///rates.db"),)

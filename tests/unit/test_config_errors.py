@@ -79,6 +79,42 @@ TABLE: dict[str, tuple[str, str]] = {
         "[mapping]\ntenat = 'x'",
         "bus.toml: mapping.tenat: unknown key; did you mean 'tenant'?",
     ),
+    "fairness as a text": (
+        SERVICE + "fairness = 'yes please'",
+        "bus.toml: services.wms-a.fairness = 'yes please': must be true, false, or a table such as { in_a_row = 3, "
+        "weights = { acme = 2 } }",
+    ),
+    "a weight of nothing": (
+        SERVICE + "fairness = { weights = { acme = 0 } }",
+        "bus.toml: services.wms-a.fairness.weights.acme = 0: must be a number above 0, at most 1000",
+    ),
+    "highest above base": (
+        SERVICE + "fairness = { base = 2, highest = 3 }",
+        "bus.toml: services.wms-a.fairness.highest = 3: must not be above base = 2",
+    ),
+    "rate without a limit": (
+        SERVICE + "rate = { period = '60s' }",
+        "bus.toml: services.wms-a.rate[0].limit: is missing",
+    ),
+    "tenants without tenant": (
+        FORWARD + "rate = { limit = 5, tenants = { acme = 9 } }",
+        'bus.toml: services.wms-a.routes[0].rate[0].tenants: needs by = "tenant"; limits of single '
+        "tenants are counted by tenant",
+    ),
+    "a store that keeps nothing": (
+        SERVICE + "idempotency = { store = 'amqp://host' }",
+        "bus.toml: services.wms-a.idempotency.store = 'amqp://host': no store; write redis://host, sqlite:///file or "
+        "memory://",
+    ),
+    "an order of anything else": (
+        SERVICE + "ordering = 'tenant'",
+        "bus.toml: services.wms-a.ordering = 'tenant': must be 'key'",
+    ),
+    "order with long retries": (
+        SERVICE + "ordering = 'key'\nretry = { max_retries = 10, delay = '5m' }\n" + FORWARD,
+        "bus.toml: services.wms-a.routes[0]: retries that keep the order of keys may wait 3000 s in all; at most 900 s "
+        "are allowed, because the message is held all that time",
+    ),
     "version": ("version = 2", "bus.toml: version = 2: must be 1; this eventbus knows no other version of the file"),
     "text for a number": (
         SERVICE + 'concurrency = "many"',
@@ -188,7 +224,62 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "batch of an endpoint": (
         FORWARD + "batch = { size = 3 }",
-        "bus.toml: services.wms-a.routes[0].batch: goes with handler only; this route has forward",
+        "bus.toml: services.wms-a.routes[0].batch: goes with handler, or with mode = 'batch' beside forward",
+    ),
+    "unknown scheme of an endpoint": (
+        FORWARD.replace("http:", "ftp:"),
+        "bus.toml: services.wms-a.routes[0].forward = 'ftp://127.0.0.1/e': write the whole URL, such as "
+        "'https://billing.internal/events'",
+    ),
+    "metadata address": (
+        FORWARD.replace("127.0.0.1", "169.254.169.254"),
+        "bus.toml: services.wms-a.routes[0].forward = 'http://169.254.169.254/e': nothing is sent there, "
+        "169.254.169.254 is link-local or a cloud's metadata address",
+    ),
+    "private address of a third party": (
+        FORWARD + "egress = 'public-only'",
+        "bus.toml: services.wms-a.routes[0].forward = 'http://127.0.0.1/e': nothing is sent there, 127.0.0.1 is not "
+        "public, and egress = 'public-only'",
+    ),
+    "unknown egress": (
+        FORWARD + "egress = 'public'",
+        "bus.toml: services.wms-a.routes[0].egress = 'public': must be 'any' or 'public-only'",
+    ),
+    "unknown sender": (
+        FORWARD + "sender = 'httpx'",
+        "bus.toml: services.wms-a.routes[0].sender = 'httpx': must be 'lean' or 'aiohttp'",
+    ),
+    "unknown mode": (
+        FORWARD + "mode = 'bulk'",
+        "bus.toml: services.wms-a.routes[0].mode = 'bulk': must be 'binary', 'structured', 'raw' or 'batch'",
+    ),
+    "unknown verdict for a status of an endpoint": (
+        FORWARD + "status = { 404 = 'dead' }",
+        "bus.toml: services.wms-a.routes[0].status.404 = 'dead': ",
+    ),
+    "two endpoints for one pattern": (
+        FORWARD + FORWARD,
+        "bus.toml: services.wms-a.routes[1].on = 'a': routes[0] has this pattern already",
+    ),
+    "TLS without TLS": (
+        FORWARD + "tls = { ca = 'ca.pem' }",
+        "bus.toml: services.wms-a.routes[0].tls: goes with an https URL only",
+    ),
+    "a key without its certificate": (
+        FORWARD.replace("http:", "https:") + "tls = { key = 'sekrit' }",
+        "bus.toml: services.wms-a.routes[0].tls: key needs cert beside it",
+    ),
+    "a CA that is not there": (
+        FORWARD.replace("http:", "https:") + "tls = { ca = 'none.pem' }",
+        "bus.toml: services.wms-a.routes[0].tls.ca: none.pem cannot be used: no such file",
+    ),
+    "a file of a secret that is not there": (
+        FORWARD + "sign = { secret_file = 'none' }",
+        "bus.toml: services.wms-a.routes[0].sign.secret_file: cannot be read: none: No such file or directory",
+    ),
+    "a file of a password that is not there": (
+        FORWARD + "auth = { basic = { user = 'u', password_file = 'none' } }",
+        "bus.toml: services.wms-a.routes[0].auth.basic.password_file: cannot be read: none: No such file or directory",
     ),
     "concurrency beside a batch": (
         BATCH + "concurrency = 3",
@@ -276,6 +367,11 @@ SECRETS = [
     "sign = { secrets = ['sekrit', 'sekrit2', 'sekrit3'] }",
     "sign = { secret = ['sekrit'] }",
     "sign = { secret = '${sekrit' }",
+    "sign = { secret_file = ['sekrit'] }",
+    "tls = { key = 'sekrit' }",
+    "tls = { cert = 'c', key = ['sekrit'] }",
+    "tls = { cert = 'c', pasword = 'sekrit' }",
+    "auth = { basic = { user = 'a', password = 'sekrit', password_file = 'b' } }",
     "auth = 'sekrit'",
     "auth = { bearer = 'sek rit sekrit' }",
     "auth = { bearer = ['sekrit'] }",

@@ -140,3 +140,57 @@ def test_it_never_locks_up_and_never_lets_two_probes_go(steps):
         else:
             breaker.record(end == "ok", now, epoch)
         old = epoch
+
+
+def closed_again(**numbers: float) -> Breaker:
+    breaker = Breaker(failures=2, **numbers)  # type: ignore[arg-type]
+    fail(breaker, 2)
+    assert breaker.allow(5.0)
+    breaker.record(True, 5.0)
+    assert breaker.state == "closed"
+    return breaker
+
+
+def test_an_endpoint_that_comes_back_gets_a_few_calls_first():
+    """One at a time, one more for every four that succeed, and from 64 on any number."""
+    breaker = closed_again()
+    limits = []
+    while breaker.limit is not None:
+        limits.append(breaker.limit)
+        assert breaker.room == breaker.limit
+        for _ in range(breaker.limit):
+            assert breaker.allow(5.0)
+        assert breaker.room == 0
+        assert not breaker.allow(5.0)
+        for _ in range(limits[-1]):
+            breaker.record(True, 5.0)
+    assert limits[:8] == [1, 1, 1, 1, 2, 2, 3, 3]
+    assert limits[-1] < 64
+    assert all(breaker.allow(5.0) for _ in range(1000))
+    assert breaker.room is None
+
+
+def test_a_failure_while_it_comes_back_halves_what_it_gets():
+    """And as many as ever in a row open it again."""
+    breaker = closed_again()
+    for _ in range(40):
+        assert breaker.allow(5.0)
+        breaker.record(True, 5.0)
+    assert breaker.limit == 11
+    assert breaker.allow(5.0)
+    breaker.record(False, 5.0)
+    assert breaker.limit == 6
+    assert breaker.state == "closed"
+    assert breaker.allow(5.0)
+    breaker.record(False, 5.0)
+    assert breaker.state == "open"
+    assert breaker.limit is None
+
+
+def test_a_call_that_is_called_off_makes_room():
+    """A shutdown in the middle leaves no place taken."""
+    breaker = closed_again()
+    assert breaker.allow(5.0)
+    assert not breaker.allow(5.0)
+    breaker.forget(breaker.epoch)
+    assert breaker.allow(5.0)

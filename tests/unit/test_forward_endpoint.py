@@ -266,7 +266,7 @@ async def test_a_sender_made_by_the_endpoint_is_closed_by_it(monkeypatch):
     """Without a shared one it makes its own; opened again, it makes another."""
     made: list[ScriptedSender] = []
 
-    def make() -> ScriptedSender:
+    def make(*settings: object) -> ScriptedSender:
         made.append(answering(200))
         return made[-1]
 
@@ -327,7 +327,17 @@ def test_the_repr_shows_where_but_no_query():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"timeout": 0}, {"timeout": "soon"}, {"mode": "batch"}, {"mode": ""}, {"sign": ""}, {"sign": []}]
+    "settings",
+    [
+        {"timeout": 0},
+        {"timeout": "soon"},
+        {"mode": "bundle"},
+        {"egress": "some"},
+        {"sender": "urllib"},
+        {"mode": ""},
+        {"sign": ""},
+        {"sign": []},
+    ],
 )
 def test_impossible_settings_are_refused(settings):
     """At construction, not with the first event."""
@@ -349,3 +359,115 @@ def test_a_missing_client_says_what_to_install(monkeypatch, library):
     monkeypatch.delitem(sys.modules, f"eventbus.forward.{library}_sender", raising=False)
     with pytest.raises(ConfigError, match=r"eventbus-core\[http\]"):
         __import__(f"eventbus.forward.{library}_sender")
+
+
+class Gate(ScriptedSender):
+    """Holds every request until it is let through."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: Answer(200, {}))
+        self.held: list[asyncio.Future[None]] = []
+        self.most = 0
+
+    async def post(self, *args, **kwargs) -> Answer:
+        turn = asyncio.get_running_loop().create_future()
+        self.held.append(turn)
+        self.most = max(self.most, len(self.held))
+        try:
+            await turn
+        finally:
+            self.held.remove(turn)
+        return Answer(200, {})
+
+
+async def turns(number: int = 10) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def came_back() -> tuple[Endpoint, Gate, Time]:
+    """An endpoint whose breaker has closed a moment ago."""
+    time, sender = Time(), answering(500)
+    endpoint = Endpoint(URL, sender=sender, now=time)
+    await open_breaker(endpoint)
+    time.now += 5.0
+    sender.answer = lambda: Answer(200, {})
+    await endpoint(delivery())
+    gate = Gate()
+    endpoint._sender = gate
+    return endpoint, gate, time
+
+
+async def test_those_who_waited_do_not_overrun_an_endpoint_that_came_back():
+    """Of a hundred calls one is sent, then with every success a few more; all of them in the end."""
+    endpoint, gate, _ = await came_back()
+    calls = [asyncio.create_task(endpoint(delivery())) for _ in range(100)]
+    await turns()
+    assert len(gate.held) == 1
+    seen = []
+    async with asyncio.timeout(10):
+        while not all(call.done() for call in calls):
+            seen.append(len(gate.held))
+            for turn in list(gate.held):
+                turn.set_result(None)
+            await turns()
+    assert [call.result().status for call in calls] == [200] * 100
+    assert seen[:6] == [1, 1, 1, 1, 2, 2]
+    assert gate.most <= 26
+
+
+async def test_a_call_waits_for_its_turn_only_so_long(monkeypatch):
+    """Then its event waits elsewhere, at no cost; the route's place is free for another."""
+    monkeypatch.setattr("eventbus.forward.endpoint._TURN", 0.01)
+    endpoint, gate, _ = await came_back()
+    first = asyncio.create_task(endpoint(delivery()))
+    await turns()
+    outcome = await endpoint(delivery())
+    assert (outcome.verdict, outcome.waiting) == (ConsumerStatus.REQUEUE, True)
+    gate.held[0].set_result(None)
+    assert (await first).status == 200
+
+
+async def test_a_call_that_is_called_off_in_line_or_at_the_gate_leaves_its_place():
+    """A shutdown: the next one gets the turn."""
+    endpoint, gate, _ = await came_back()
+    calls = [asyncio.create_task(endpoint(delivery())) for _ in range(4)]
+    await turns()
+    calls[1].cancel()  # in line
+    calls[0].cancel()  # at the gate
+    await turns()
+    assert len(gate.held) == 1
+    gate.held[0].set_result(None)
+    await turns()
+    gate.held[0].set_result(None)
+    assert [end.status for end in await asyncio.gather(*calls[2:])] == [200, 200]
+
+
+async def test_the_state_is_told_in_logs_and_can_be_asked(caplog):
+    """Opened with why and for how long, closed again; no secret of the URL."""
+    time, sender = Time(), failing()
+    endpoint = Endpoint(f"{URL}?token=hunter2", sender=sender, now=time)
+    assert (endpoint.state.breaker, endpoint.state.failures) == ("closed", 0)
+    with caplog.at_level("INFO", "eventbus"):
+        await open_breaker(endpoint)
+        assert (endpoint.state.breaker, endpoint.state.probe_at) == ("open", time.now + 5.0)
+        time.now += 5.0
+        sender.answer = lambda: Answer(200, {})
+        await endpoint(delivery())
+    assert (endpoint.state.breaker, endpoint.state.limit) == ("closed", 1)
+    opened, closed = caplog.records
+    assert (opened.event, closed.event) == ("breaker_opened", "breaker_closed")
+    assert opened.fields == {
+        "service": "wms-cincout",
+        "endpoint": f"{URL}?***",
+        "error": "refused: nobody listens",
+        "probe_in": 5.0,
+    }
+    assert Endpoint(URL, breaker=False).state.breaker == "off"
+
+
+async def test_a_status_that_does_not_exist_is_no_answer():
+    """Whatever a sender lets through."""
+    outcome = await Endpoint(URL, sender=answering(999))(delivery())
+    assert isinstance(outcome.error, SendFailed)
+    assert judge(outcome)[0] is ConsumerStatus.DROP

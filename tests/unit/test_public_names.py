@@ -80,9 +80,9 @@ def test_the_documented_methods_are_there(holder, names):
 
 
 def test_the_dead_letter_operations_are_there():
-    """The same on every broker: count, browse, get, stats, redrive, purge, export."""
+    """The same on every broker: look, count, re-drive, edit, purge, export, import."""
     letters = eventbus.Bus("memory://").dead_letters("wms-cincout")
-    for name in ("count", "browse", "get", "stats", "redrive", "purge", "export"):
+    for name in ("count", "browse", "get", "stats", "redrive", "edit", "purge", "export", "import_"):
         assert callable(getattr(letters, name))
 
 

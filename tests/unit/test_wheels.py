@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"eventbus": ROOT, "eventbus_redis": ROOT / "eventbus_redis"}
+PACKAGES = {"eventbus": ROOT, "eventbus_kafka": ROOT / "eventbus_kafka", "eventbus_redis": ROOT / "eventbus_redis"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

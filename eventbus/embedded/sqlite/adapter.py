@@ -31,6 +31,7 @@ from eventbus.embedded.sqlite.parking import SqliteParking
 from eventbus.embedded.sqlite.publishing import Publish
 from eventbus.embedded.sqlite.reader import Reader
 from eventbus.embedded.sqlite.renewal import Renewal
+from eventbus.embedded.sqlite.store import SqliteStore
 from eventbus.embedded.sqlite.watch import Watch
 from eventbus.embedded.sqlite.writer import Writer
 from eventbus.errors import BrokerError, InvalidEvent
@@ -49,6 +50,8 @@ class SqliteAdapter(Adapter):
         multi_process=True,
         delay_precision="never early, at most 250 ms late",
         exact_depth=True,
+        fair_receive=True,
+        key_order=True,
         max_event_bytes=16 * 1024 * 1024,
     )
 
@@ -191,6 +194,10 @@ class SqliteAdapter(Adapter):
         if found is None:
             raise subs.unknown(service, self.path)
         return found
+
+    def store(self) -> SqliteStore:
+        """In the same file, by a connection of its own."""
+        return SqliteStore(self.path, self.options.lock_timeout)
 
     def now(self) -> float:
         """The time that all processes on this machine share."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from eventbus.adapter import Subscription
 from eventbus.embedded.sqlite import letters, names, rows, tallies
 from eventbus.embedded.sqlite.leased import LeasedConsumer, Receipt, receipt_of
 from eventbus.embedded.sqlite.leases import Claimed, Table
+from eventbus.embedded.sqlite.turns import FairClaim, OrderedClaim
 from eventbus.embedded.sqlite.work import Claim, Settle
 from eventbus.embedded.sqlite.writer import Operation
 from eventbus.settlement import Ack, Delivery, Park, Release, Requeue, Retry, Settlement
@@ -30,13 +32,20 @@ class WorkConsumer(LeasedConsumer):
     def __init__(self, adapter: SqliteAdapter, subscription: Subscription) -> None:
         super().__init__(adapter, subscription)
         self.queue = names.queue(subscription.service, subscription.prefix)
+        self._me = secrets.randbits(31)
+        self._last_tenant = [""]
 
     def _claim_operation(self, limit: int) -> Operation[Claimed]:
-        return Claim(self._id, limit, self._adapter.options.lease)
+        sub, lease = self._subscription, self._adapter.options.lease
+        if sub.ordered:
+            return OrderedClaim(self._id, limit, lease, self._me)
+        if sub.fairness is not None:
+            return FairClaim(self._id, limit, lease, sub.fairness, self._last_tenant)
+        return Claim(self._id, limit, lease)
 
     def _settle_operation(self, items: Sequence[tuple[Receipt, Delivery, Settlement]]) -> Operation[set[int]]:
         held = self._leases(receipt for receipt, _, _ in items)
-        settle = Settle(self._id, self._log, held, self._retention, safe=False)
+        settle = Settle(self._id, self._log, held, self._retention, ordered=self._subscription.ordered, safe=False)
         for receipt, delivery, settlement in items:
             if isinstance(settlement, Ack):
                 continue

@@ -111,11 +111,14 @@ def remove(tx: Transaction, table: Table, held: Held) -> set[int]:
     return {row[0] for row in rows}
 
 
-def put_back(tx: Transaction, subscription: int, rows: Sequence[tuple[int, int, str | None]]) -> None:
+def put_back(
+    tx: Transaction, subscription: int, rows: Sequence[tuple[int, int, str | None]], *, ordered: bool = False
+) -> None:
     """Put rows back that are due later, held by nobody."""
+    key = "(SELECT key FROM events WHERE seq = value ->> 0)" if ordered else "NULL"
     tx.execute(
-        "INSERT INTO inflight (seq, subscription, due, headers) "
-        "SELECT value ->> 0, ?, value ->> 1, value ->> 2 FROM json_each(?)",
+        "INSERT INTO inflight (seq, subscription, due, headers, key) "
+        f"SELECT value ->> 0, ?, value ->> 1, value ->> 2, {key} FROM json_each(?)",
         (subscription, json.dumps(rows)),
     )
     tx.wake("queue", subscription, min(row[1] for row in rows))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from eventbus import telemetry, wire
 from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
 from eventbus.embedded.sqlite import rows, subscriptions, tallies
 from eventbus.embedded.sqlite.leases import CLAIM_BYTES, take
-from eventbus.embedded.sqlite.redriving import Purge, RedriveLetters
+from eventbus.embedded.sqlite.redriving import Purge, RedriveLetters, Restore
 from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation
 from eventbus.errors import BrokerError
@@ -55,14 +56,14 @@ class SqliteParking(Parking):
         more = len(found) > limit or sum(len(row[_BODY]) for row in found) >= CLAIM_BYTES
         return Page(letters, letters[-1].address if letters and more else None)
 
-    async def find(self, event_id: str) -> list[Parked]:
+    async def find_all(self, event_ids: Collection[str]) -> list[Parked]:
         """By index."""
-        if not rows.is_unicode(event_id):
-            return []
+        ids = json.dumps([id for id in event_ids if rows.is_unicode(id)])
 
         def look(connection: sqlite3.Connection) -> list[rows.Row]:
             return connection.execute(
-                f"{_SELECT} WHERE event_id = ? AND subscription = ? ORDER BY no", (event_id, self._find(connection))
+                f"{_SELECT} WHERE event_id IN (SELECT value FROM json_each(?)) AND subscription = ? ORDER BY no",
+                (ids, self._find(connection)),
             ).fetchall()
 
         return [_parked(row) for row in await self._adapter.reader.query(look)]
@@ -100,6 +101,13 @@ class SqliteParking(Parking):
             numbers = [number for address in part if (number := _number(address)) is not None]
             answers += await self._move(Purge(subscription, numbers), part)
         return answers
+
+    async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
+        """In one transaction for each piece."""
+        subscription = await self._adapter.reader.query(self._find)
+        for start in range(0, len(letters), AT_ONCE):
+            await self._adapter.writer.submit(Restore(subscription, letters[start : start + AT_ONCE]))
+        return ["done"] * len(letters)
 
     async def _move(self, operation: Operation[set[int]], addresses: Sequence[str]) -> list[Moved]:
         try:

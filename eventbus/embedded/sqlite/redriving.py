@@ -1,15 +1,16 @@
-"""Dead letters that leave: put back to their service, or purged."""
+"""Dead letters that an operator moves: put back to their service, purged, or brought back from a file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from eventbus.adapter import Redrive
-from eventbus.embedded.sqlite import rows
+from eventbus import headers as reserved
+from eventbus.adapter import Parked, Redrive
+from eventbus.embedded.sqlite import rows, tallies
 from eventbus.embedded.sqlite.leases import put_back
 from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
-from eventbus.headers import merge
+from eventbus.wire import with_body
 
 
 class RedriveLetters(Operation[set[int]]):
@@ -46,12 +47,17 @@ class RedriveLetters(Operation[set[int]]):
         for position, (number, headers) in enumerate(found):
             order, seq = self.orders[number], lowest - 1 - position
             if order.body is not None:
-                tx.execute("UPDATE events SET body = ? WHERE seq = ?", (order.body, seq))
-            story = merge(rows.from_json(headers), order.headers)
+                self._edit(tx, seq, order.body)
+            story = reserved.merge(rows.from_json(headers), order.headers)
             waiting.append((seq, tx.now + round(order.delay * 1000), rows.to_json(story)))
         put_back(tx, self.subscription, waiting)
         _remove(tx, self.subscription, numbers)
         return set(numbers)
+
+    @staticmethod
+    def _edit(tx: Transaction, seq: int, body: bytes) -> None:
+        stored, kind = tx.execute("SELECT body, content_type FROM events WHERE seq = ?", (seq,)).fetchone()
+        tx.execute("UPDATE events SET body = ? WHERE seq = ?", (with_body(stored, kind, body), seq))
 
 
 class Purge(Operation[set[int]]):
@@ -68,6 +74,41 @@ class Purge(Operation[set[int]]):
     def run(self, tx: Transaction) -> set[int]:
         """Remove them."""
         return _remove(tx, self.subscription, self.numbers)
+
+
+class Restore(Operation[None]):
+    """Park letters that come from a file."""
+
+    __slots__ = ("letters", "subscription")
+
+    name = "restore"
+
+    def __init__(self, subscription: int, letters: Sequence[Parked]) -> None:
+        self.subscription = subscription
+        self.letters = letters
+
+    def run(self, tx: Transaction) -> None:
+        """Their age begins anew for the retention: nobody brings letters back to see them expire."""
+        for letter in self.letters:
+            event, story = letter.event, letter.headers
+            tx.execute(
+                f"INSERT INTO dlq (subscription, parked_at, due, event_id, reason, status, code, headers, facets, "
+                f"stored_at, {EVENT_COLUMNS}) VALUES ({', '.join('?' * 22)})",
+                (
+                    self.subscription,
+                    tx.now,
+                    tx.now,
+                    event.id,
+                    reserved.text(story.get(reserved.PARK_REASON)),
+                    reserved.number(story.get(reserved.FINAL_STATUS)) or None,
+                    reserved.text(story.get(reserved.ERROR_CODE)),
+                    rows.to_json(story) or "{}",
+                    tallies.column(event, story),
+                    round(reserved.moment(story.get(reserved.ENQUEUED_AT)) * 1000) or tx.now,
+                    *rows.to_row(event),
+                ),
+            )
+        tx.wake("dlq", self.subscription, tx.now)
 
 
 def _remove(tx: Transaction, subscription: int, numbers: Sequence[int]) -> set[int]:

@@ -69,6 +69,20 @@ MIGRATIONS: Final[tuple[tuple[Step, ...], ...]] = (
         "DELETE FROM tally WHERE subscription = old.subscription AND letters = 0 "
         "AND (facet, value) IN (SELECT key, value FROM json_each(old.facets)); END",
     ),
+    (
+        # What stands behind the cursor and waits for its tenant's turn, or for its key to be free. Only services with
+        # fairness or order fill these columns: the indexes are empty for the others.
+        "ALTER TABLE inflight ADD COLUMN tenant TEXT",
+        "ALTER TABLE inflight ADD COLUMN key TEXT",
+        "CREATE INDEX inflight_tenant ON inflight (subscription, tenant, seq) WHERE tenant IS NOT NULL",
+        "CREATE INDEX inflight_key ON inflight (subscription, key, seq) WHERE key IS NOT NULL",
+        # The store: owner is NULL for what is completed, and set while somebody has claimed it.
+        "CREATE TABLE completed (service TEXT NOT NULL, name TEXT NOT NULL, owner TEXT, until INTEGER NOT NULL, "
+        "PRIMARY KEY (service, name)) WITHOUT ROWID",
+        "CREATE INDEX completed_until ON completed (until)",
+        "CREATE TABLE rates (name TEXT NOT NULL, slot INTEGER NOT NULL, used INTEGER NOT NULL, "
+        "PRIMARY KEY (name, slot)) WITHOUT ROWID",
+    ),
 )
 """One entry per version, in order; a released one is never changed. To change the schema, add one."""
 

@@ -12,17 +12,21 @@ from typing import Final
 
 from eventbus.embedded.sqlite import letters
 from eventbus.embedded.sqlite.leases import Claimed, Held, put_back, remove, take
-from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
+from eventbus.embedded.sqlite.rows import EVENT_COLUMNS, Row
 from eventbus.embedded.sqlite.writer import Operation, Transaction
 
-_OF_EVENT: Final = ", ".join(f"e.{name}" for name in EVENT_COLUMNS.split(", "))
+OF_EVENT: Final = ", ".join(f"e.{name}" for name in EVENT_COLUMNS.split(", "))
 # Both answer with: seq, stored_at, headers, former token, then the event.
 _DUE: Final = (
-    f"SELECT e.seq, e.stored_at, i.headers, i.token, {_OF_EVENT} FROM inflight i JOIN events e ON e.seq = i.seq "
-    "WHERE i.subscription = ? AND i.due <= ? ORDER BY i.due LIMIT ?"
+    f"SELECT e.seq, e.stored_at, i.headers, i.token, {OF_EVENT} FROM inflight i JOIN events e ON e.seq = i.seq "
+    "WHERE i.subscription = ? AND i.due > ? AND i.due <= ? ORDER BY i.due LIMIT ?"
 )
 _NEW: Final = (
     f"SELECT seq, stored_at, NULL, NULL, {EVENT_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?"
+)
+HOLD: Final = (
+    "UPDATE inflight SET due = ?, token = ?, tenant = NULL "
+    "WHERE subscription = ? AND seq IN (SELECT value FROM json_each(?))"
 )
 _FINISHED: Final = "NOT EXISTS (SELECT 1 FROM inflight i WHERE i.seq = events.seq)"
 
@@ -47,21 +51,12 @@ class Claim(Operation[Claimed]):
 
     def run(self, tx: Transaction) -> Claimed:
         """Two searches by index, whatever waits: no OR, no scan."""
-        place = tx.execute(
-            "SELECT s.cursor, l.head FROM subscriptions s JOIN logs l ON l.no = s.log WHERE s.id = ?",
-            (self.subscription,),
-        ).fetchone()
+        place = self._place(tx)
         if place is None:
             return Claimed([], unknown=True)
         cursor, head = place
         token, lease = random.getrandbits(62), tx.now + self.lease
-        rows = take(tx.execute(_DUE, (self.subscription, tx.now, self.limit)), body=8)
-        if rows:
-            tx.execute(
-                "UPDATE inflight SET due = ?, token = ? "
-                "WHERE subscription = ? AND seq IN (SELECT value FROM json_each(?))",
-                (lease, token, self.subscription, str([row[0] for row in rows])),
-            )
+        rows = self._due(tx, token, lease, after=-1, limit=self.limit)
         if len(rows) < self.limit and cursor < head:
             new = take(tx.execute(_NEW, (cursor, head, self.limit - len(rows))), body=8)
             # Without rows, somebody has deleted events by hand: go on behind them.
@@ -73,8 +68,25 @@ class Claim(Operation[Claimed]):
             )
             tx.execute("UPDATE subscriptions SET cursor = ? WHERE id = ?", (last, self.subscription))
             rows += new
+        return Claimed(rows, token) if rows else self._nothing(tx)
+
+    def _place(self, tx: Transaction) -> tuple[int, int] | None:
+        """The service's cursor and the head of its log; None without a subscription."""
+        place: tuple[int, int] | None = tx.execute(
+            "SELECT s.cursor, l.head FROM subscriptions s JOIN logs l ON l.no = s.log WHERE s.id = ?",
+            (self.subscription,),
+        ).fetchone()
+        return place
+
+    def _due(self, tx: Transaction, token: int, lease: int, *, after: int, limit: int) -> list[Row]:
+        """Take what is due again."""
+        rows = take(tx.execute(_DUE, (self.subscription, after, tx.now, limit)), body=8)
         if rows:
-            return Claimed(rows, token)
+            tx.execute(HOLD, (lease, token, self.subscription, str([row[0] for row in rows])))
+        return rows
+
+    def _nothing(self, tx: Transaction) -> Claimed:
+        """When to look again."""
         soonest = tx.execute(
             "SELECT min(due) FROM inflight WHERE subscription = ? AND due > ?", (self.subscription, tx.now)
         ).fetchone()
@@ -92,6 +104,8 @@ class Settle(Operation[set[int]]):
     waiting: list[tuple[int, int, str | None]] = field(default_factory=list)
     """Retry, requeue, release: number, due (0: now), headers."""
     parked: list[letters.Parcel] = field(default_factory=list)
+    ordered: bool = False
+    """Whether what is put back keeps its key."""
     safe: bool = True
     """Whether the disk is waited for."""
 
@@ -108,7 +122,7 @@ class Settle(Operation[set[int]]):
         gone = set(ours)
         waiting = [(seq, max(due, tx.now), headers) for seq, due, headers in self.waiting if seq in ours]
         if waiting:
-            put_back(tx, self.subscription, waiting)
+            put_back(tx, self.subscription, waiting, ordered=self.ordered)
             gone.difference_update(row[0] for row in waiting)
         parked = [parcel for parcel in self.parked if parcel.number in ours]
         if parked:
@@ -116,6 +130,8 @@ class Settle(Operation[set[int]]):
             letters.expire(tx, self.subscription, self.retention)
         if gone:
             _forget(tx, self.log, sorted(gone))
+        if self.ordered and ours:
+            tx.wake("queue", self.subscription)  # others may wait for one of these keys
         return ours
 
 

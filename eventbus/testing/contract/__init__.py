@@ -20,10 +20,13 @@ from eventbus.testing.contract.delivery import DeliveryContract
 from eventbus.testing.contract.harness import BrokerUnderTest, Contract
 from eventbus.testing.contract.recovery import RecoveryContract
 from eventbus.testing.contract.retries import RetryContract
+from eventbus.testing.contract.shaping import ShapingContract
 from eventbus.testing.contract.verdicts import VerdictContract
 
 
-class ContractSuite(DeliveryContract, VerdictContract, RetryContract, DeadLetterContract, RecoveryContract):
+class ContractSuite(
+    DeliveryContract, VerdictContract, RetryContract, DeadLetterContract, RecoveryContract, ShapingContract
+):
     """All of it. Subclass it with a name that begins with Test, and give it a `broker` fixture."""
 
 

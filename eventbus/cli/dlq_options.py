@@ -1,0 +1,83 @@
+"""What the `eventbus dlq` commands share: the app, its options, and the open queue of a service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import IO, Annotated
+
+from cyclopts import App, Parameter
+
+from eventbus.cli.connection import Connection, find, must_exist
+from eventbus.cli.exits import UsageError
+from eventbus.cli.output import progress
+from eventbus.durations import seconds
+from eventbus.filters import Filter
+from eventbus.parking import DeadLetters
+
+app = App(name="dlq", help="Dead letters: what was parked, why, and putting it back or away.")
+
+Service = Annotated[str, Parameter(help="The service whose dead letters are meant, such as wms-cincout.")]
+Where = Annotated[str | None, Parameter(help="Only these: 'status=500 age>1h type=order.* tenant=acme error~timeout'.")]
+OlderThan = Annotated[str | None, Parameter(help="Only those parked longer ago than this, such as 7d.")]
+Prefix = Annotated[str | None, Parameter(help="The service's prefix, where it was set by hand.")]
+Ids = Annotated[
+    list[str] | None,
+    Parameter(name="--id", negative=(), consume_multiple=False, help="Only this event; may be given more than once."),
+]
+Limit = Annotated[int | None, Parameter(help="At most so many, the oldest first.")]
+DryRun = Annotated[bool, Parameter(negative=(), help="Only say what would be done.")]
+AsJson = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
+
+
+@asynccontextmanager
+async def letters_of(
+    service: str, prefix: str | None, connection: Connection, where: str | None = None
+) -> AsyncIterator[DeadLetters]:
+    """The open queue of a service; what was typed wrong is told before anything is opened."""
+    Filter.of(where)
+    place = find(connection)
+    target = place.service(service, prefix)
+    bus = place.bus()
+    must_exist(bus)
+    async with bus:
+        yield bus.dead_letters(target)
+
+
+@contextmanager
+def scan_shown(letters: DeadLetters, *, quiet: bool) -> Iterator[None]:
+    """A progress bar on a terminal while the whole queue is read, where there is no index to ask."""
+    with progress("reading", None, quiet=quiet) as tell:
+        letters.on_scan = tell
+        yield
+
+
+def narrowed(where: str | None, older_than: str | None) -> str | None:
+    """The filter with --older-than in it."""
+    if older_than is None:
+        return where
+    return f"{where or ''} age>{seconds(older_than)}s".strip()
+
+
+def at_least_one(option: str, value: int | None) -> int | None:
+    """The number, if it is one or more (or none)."""
+    if value is not None and value < 1:
+        raise UsageError(f"{option} {value}: must be a whole number from 1")
+    return value
+
+
+def one_of(ids: list[str] | None, where: str | None) -> list[str] | None:
+    """The ids; not beside a filter."""
+    if ids and where:
+        raise UsageError("give --id or --where, not both")
+    return ids or None
+
+
+def new_file(option: str, path: str) -> IO[str]:
+    """A file that was not there before."""
+    try:
+        return open(path, "x", encoding="utf-8", errors="backslashreplace")
+    except FileExistsError:
+        raise UsageError(f"{option} {path}: exists already; name a new file") from None
+    except OSError as error:
+        raise UsageError(f"{option} {path}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,615 @@
+"""The only place that talks to aiokafka. Every call has a deadline, and every error leaves as one of ours.
+
+Found by trying (aiokafka 0.14, Kafka 4.1): calls that ask for offsets wait behind a consumer's own long poll, so they
+go through a consumer that fetches nothing; `commit` and `stop` retry without end while the broker is down, so they are
+abandoned at their deadline; a batch that expired leaves a hole in the idempotent producer's sequence, so the producer
+is made anew after a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import errors as kafka
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.partitioner import murmur2
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
+
+from eventbus.errors import BrokerError, BrokerUnavailable
+from eventbus_kafka._errors import Fenced, Refused, TooLarge, translate, translated
+from eventbus_kafka.names import Topic
+from eventbus_kafka.options import Options
+from eventbus_kafka.records import Outgoing, Record
+
+TP: TypeAlias = tuple[str, int]
+"""Topic and partition."""
+T = TypeVar("T")
+
+BATCH_BYTES: Final = 128 * 1024
+LONG_POLL: Final = 100
+"""Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
+METADATA_AGE: Final = 10_000
+"""Milliseconds until new partitions and leaders are noticed without an error."""
+STOP_TIMEOUT: Final = 10.0
+COMMIT_TIMEOUT: Final = 10.0
+_TOPIC_EXISTS: Final = 36
+
+
+class Client:
+    """The connections of one bus to one cluster."""
+
+    def __init__(self, options: Options, given: Mapping[str, object] | None = None) -> None:
+        """`given`: parameters of aiokafka's clients in place of those the options say."""
+        self.options = options
+        self.where = options.where if given is None else str(given.get("bootstrap_servers", "the given cluster"))
+        self._given = given
+        self._admin: Any = None
+        self._reader: Any = None
+        self._reading = asyncio.Lock()
+        self._producer = Producer(self)
+        self._partitions: dict[str, int] = {}
+        self._asked = -1e9
+
+    async def open(self) -> None:
+        """Connect, and see that somebody answers."""
+        if self._admin is not None:
+            return
+        timeout = self.options.connect_timeout
+        admin = AIOKafkaAdminClient(**self.parameters())
+        reader = AIOKafkaConsumer(
+            enable_auto_commit=False,
+            fetch_max_wait_ms=20,
+            retry_backoff_ms=10,  # the first question about a topic costs one: its leader is not known yet
+            isolation_level="read_committed",
+            **self.parameters(),
+        )
+        try:
+            with translated(self.where):
+                await asyncio.wait_for(admin.start(), timeout)
+                await asyncio.wait_for(reader.start(), timeout)
+        except BaseException:
+            await _quietly(admin.close())
+            await _quietly(reader.stop())
+            raise
+        self._admin, self._reader = admin, reader
+
+    async def aclose(self) -> None:
+        """Disconnect; a broker that is gone does not keep us."""
+        await self._producer.aclose()
+        admin, reader = self._admin, self._reader
+        self._admin = self._reader = None
+        self._partitions.clear()
+        if admin is not None:
+            await _quietly(reader.stop())
+            await _quietly(admin.close())
+
+    def parameters(self) -> dict[str, Any]:
+        """What every client of aiokafka is made with."""
+        options = self.options
+        common: dict[str, Any] = {
+            "client_id": options.client_id,
+            "request_timeout_ms": round(options.timeout * 1000),
+            "metadata_max_age_ms": METADATA_AGE,
+        }
+        if self._given is not None:
+            return common | dict(self._given)
+        common["bootstrap_servers"] = options.servers
+        secured = "SASL_" if options.username is not None else ""
+        common["security_protocol"] = secured + ("SSL" if options.tls else ("PLAINTEXT"))
+        common["ssl_context"] = options.context()
+        if options.username is not None:
+            common |= {
+                "sasl_mechanism": options.sasl_mechanism,
+                "sasl_plain_username": options.username,
+                "sasl_plain_password": options.password,
+            }
+        return common
+
+    async def call(self, work: Awaitable[T], timeout: float | None = None) -> T:
+        """Wait for a call of the driver, up to its deadline."""
+        with translated(self.where):
+            return await asyncio.wait_for(work, timeout or self.options.timeout)
+
+    # --- topics ----------------------------------------------------------------------------------------------
+
+    async def topics(self, *, age: float = 0.0) -> Mapping[str, int]:
+        """All topics, and how many partitions each has, as of at most `age` seconds ago. Costly on a large cluster."""
+        now = asyncio.get_running_loop().time()
+        if now - self._asked >= age:
+            self._partitions = await self._describe(None)
+            self._asked = now
+        return self._partitions
+
+    async def describe(self, topics: Iterable[str]) -> dict[str, int]:
+        """Those of the topics that are there, and how many partitions each has. Asking makes none of them."""
+        asked = list(dict.fromkeys(topics))
+        found = await self._describe(asked)
+        for topic in asked:
+            self._partitions.pop(topic, None)
+        self._partitions |= found
+        return found
+
+    async def _describe(self, topics: list[str] | None) -> dict[str, int]:
+        answer = await self._patiently(lambda: self._open._send_request(MetadataRequest(topics, False)))
+        return {topic: len(partitions) for code, topic, _, partitions in answer.topics if not code and partitions}
+
+    @property
+    def known(self) -> Mapping[str, int]:
+        """The topics as of the last time somebody asked for them."""
+        return self._partitions
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions a topic has, 0 where there is none; what is known is not asked again."""
+        return self._partitions.get(topic) or (await self.describe([topic])).get(topic, 0)
+
+    async def brokers(self) -> int:
+        """How many brokers the cluster has."""
+        return len((await self.call(self._open.describe_cluster()))["brokers"])
+
+    async def create(self, topics: Sequence[Topic], replication: int, min_insync: int) -> None:
+        """Make topics; one that exists is left as it is."""
+        if not topics:
+            return
+        extra = {"min.insync.replicas": str(min_insync)}
+        wanted = [
+            NewTopic(topic.name, topic.partitions, replication, topic_configs={**topic.config, **extra})
+            for topic in topics
+        ]
+        answer = await self.call(self._open.create_topics(wanted, timeout_ms=round(self.options.timeout * 1000)))
+        for name, code, *rest in answer.topic_errors:
+            if code not in (0, _TOPIC_EXISTS):
+                text = rest[0] if rest else ""
+                error = kafka.for_code(code)
+                raise translate(error(f"topic {name}: {text or error.__name__}"), self.where)
+        await self._until_known([topic.name for topic in topics])
+
+    async def _until_known(self, names: Sequence[str]) -> None:
+        """A new topic is known to every broker a moment after it is made."""
+        deadline = asyncio.get_running_loop().time() + self.options.timeout
+        while len(await self.describe(names)) < len(names):
+            if asyncio.get_running_loop().time() > deadline:
+                raise BrokerUnavailable(f"{self.where}: {', '.join(names)} were made, but nobody knows them")
+            await asyncio.sleep(0.01)
+
+    async def delete(self, topics: Sequence[str]) -> None:
+        """Delete topics; one that is not there is no error."""
+        if topics:
+            await self.call(self._open.delete_topics(list(topics)))
+        for topic in topics:
+            self._partitions.pop(topic, None)
+
+    async def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The settings of topics."""
+        if not topics:
+            return {}
+        resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+        found: dict[str, dict[str, str]] = {}
+        for answer in await self.call(self._open.describe_configs(resources)):
+            for code, text, _, name, entries in answer.resources:
+                if code:
+                    raise translate(kafka.for_code(code)(f"settings of {name}: {text}"), self.where)
+                found[name] = {entry[0]: entry[1] for entry in entries}
+        return found
+
+    # --- groups ----------------------------------------------------------------------------------------------
+
+    async def committed(self, group: str, partitions: Sequence[TP] | None = None) -> dict[TP, tuple[int, str]]:
+        """What a group has committed: offset and metadata by partition; what it has not is left out."""
+        wanted = None if partitions is None else [TopicPartition(*tp) for tp in partitions]
+        if wanted == []:
+            return {}
+        found = await self._patiently(lambda: self._open.list_consumer_group_offsets(group, partitions=wanted))
+        return {tuple(tp): (at.offset, at.metadata) for tp, at in found.items() if at.offset >= 0}
+
+    async def commit_first(self, group: str, offsets: Mapping[TP, int]) -> bool:
+        """Commit for a group without members; False where it has some, who commit for themselves."""
+        topics: dict[str, list[tuple[int, int, str]]] = {}
+        for (topic, partition), offset in offsets.items():
+            topics.setdefault(topic, []).append((partition, offset, ""))
+        request = OffsetCommitRequest(group, -1, "", -1, list(topics.items()))
+
+        async def commit() -> Any:
+            return await self._open._send_request_to_node(await self._open.find_coordinator(group), request)
+
+        answer = await self._patiently(commit)
+        for _, rows in answer.topics:
+            for _, code in rows:
+                error = kafka.for_code(code)
+                if error in (kafka.UnknownMemberIdError, kafka.IllegalGenerationError, kafka.RebalanceInProgressError):
+                    return False
+                if code:
+                    raise translate(error(f"first commit of group {group}"), self.where)
+        return True
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group; one that is not there is no error, one with members is."""
+
+        async def delete() -> Any:
+            node = await self._open.find_coordinator(group)
+            return await self._open._send_request_to_node(node, _DeleteGroups([group]))
+
+        for name, code in (await self._patiently(delete)).results:
+            if code and kafka.for_code(code) is not kafka.GroupIdNotFound:
+                raise Refused(f"{self.where}: group {name} cannot be deleted ({kafka.for_code(code).__name__})")
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Ask a coordinator that may only just be coming up."""
+        deadline = asyncio.get_running_loop().time() + self.options.timeout
+        while True:
+            try:
+                with translated(self.where):
+                    return await asyncio.wait_for(call(), self.options.timeout)
+            except BrokerUnavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
+                with contextlib.suppress(BrokerError):
+                    await self.call(self._open._client.force_metadata_update())
+
+    # --- looking into the log --------------------------------------------------------------------------------
+
+    async def begins(self, partitions: Sequence[TP]) -> dict[TP, int]:
+        """The first offsets of partitions."""
+        found = await self.call(self._look.beginning_offsets([TopicPartition(*tp) for tp in partitions]))
+        return {tuple(tp): offset for tp, offset in found.items()}
+
+    async def ends(self, partitions: Sequence[TP]) -> dict[TP, int]:
+        """The offsets that the next records of partitions will have."""
+        found = await self.call(self._look.end_offsets([TopicPartition(*tp) for tp in partitions]))
+        return {tuple(tp): offset for tp, offset in found.items()}
+
+    async def since(self, partitions: Sequence[TP], timestamp: int) -> dict[TP, int]:
+        """The first offsets of partitions whose records are not older than a time (in ms), where there are any."""
+        found = await self.call(self._look.offsets_for_times({TopicPartition(*tp): timestamp for tp in partitions}))
+        return {tuple(tp): at.offset for tp, at in found.items() if at is not None}
+
+    async def read(
+        self,
+        starts: Mapping[TP, int],
+        ends: Mapping[TP, int],
+        *,
+        limit: int | None = None,
+        keep: Callable[[Record], bool] = lambda record: True,
+    ) -> dict[TP, list[Record]]:
+        """Records of partitions between two offsets; of each partition at most `limit` of those to keep."""
+        left = {tp for tp, start in starts.items() if start < ends[tp]}
+        found: dict[TP, list[Record]] = {tp: [] for tp in starts}
+        if not left:
+            return found
+        async with self._reading:
+            reader = self._look
+            deadline = asyncio.get_running_loop().time() + self.options.timeout
+            try:
+                with translated(self.where):
+                    reader.assign([TopicPartition(*tp) for tp in left])
+                    for tp in left:
+                        reader.seek(TopicPartition(*tp), starts[tp])
+                    while left:
+                        batches = await reader.getmany(timeout_ms=100)
+                        for tp, records in batches.items():
+                            kept = found[tp]
+                            for record in records:
+                                if record.offset < ends[tp] and (limit is None or len(kept) < limit) and keep(record):
+                                    kept.append(record)
+                        for tp in list(left):
+                            full = limit is not None and len(found[tp]) >= limit
+                            if full or await reader.position(TopicPartition(*tp)) >= ends[tp]:
+                                left.discard(tp)
+                                reader.pause(TopicPartition(*tp))
+                        if left and asyncio.get_running_loop().time() > deadline:
+                            raise TimeoutError(f"reading {sorted(left)}")
+            finally:
+                if self._reader is reader:
+                    reader.unsubscribe()
+        return found
+
+    async def truncate(self, offsets: Mapping[TP, int]) -> None:
+        """Delete the records of partitions before an offset, for good."""
+        wanted = {TopicPartition(*tp): RecordsToDelete(offset) for tp, offset in offsets.items()}
+        if wanted:
+            await self.call(self._open.delete_records(wanted))
+
+    # --- writing and consuming -------------------------------------------------------------------------------
+
+    async def send(self, records: Sequence[Outgoing]) -> list[BrokerError | None]:
+        """Write records; for each None once all in-sync replicas have it, or why it may not be there."""
+        return await self._producer.send(records)
+
+    def consumer(self, group: str, moving: Moving) -> GroupConsumer:
+        """A member of a consumer group."""
+        return GroupConsumer(self, group, moving)
+
+    @property
+    def _open(self) -> Any:
+        if self._admin is None:
+            raise BrokerError("the bus is not open; use it inside `async with Bus(...) as bus:`")
+        return self._admin
+
+    @property
+    def _look(self) -> Any:
+        if self._reader is None:
+            raise BrokerError("the bus is not open; use it inside `async with Bus(...) as bus:`")
+        return self._reader
+
+
+class Producer:
+    """Whoever writes while a write is under way travels with the next one: one record or a thousand, one round trip."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._made: Any = None
+        self._waiting: deque[tuple[Sequence[Outgoing], asyncio.Future[list[BrokerError | None]]]] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._turn = 0
+
+    async def send(self, records: Sequence[Outgoing]) -> list[BrokerError | None]:
+        """Write records; one answer for each."""
+        if not records:
+            return []
+        answered: asyncio.Future[list[BrokerError | None]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((records, answered))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send_all(), name="eventbus kafka send")
+        return await answered
+
+    async def aclose(self) -> None:
+        """Wait for what is under way, and disconnect."""
+        if self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        producer, self._made = self._made, None
+        if producer is not None:
+            await _quietly(producer.stop())
+
+    async def _send_all(self) -> None:
+        while self._waiting:
+            parcels = list(self._waiting)
+            self._waiting.clear()
+            records = [record for some, _ in parcels for record in some]
+            try:
+                answers = await self._deliver(records)
+            except BrokerError as error:
+                answers = [error] * len(records)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who wait
+                answers = [translate(error, self._client.where)] * len(records)
+            place = 0
+            for some, answered in parcels:
+                if not answered.done():
+                    answered.set_result(answers[place : place + len(some)])
+                place += len(some)
+
+    async def _deliver(self, records: Sequence[Outgoing]) -> list[BrokerError | None]:
+        producer = await self._ready()
+        answers: list[BrokerError | None] = [None] * len(records)
+        batches: dict[TP, list[tuple[Any, list[int]]]] = {}
+        spread = await self._spread(records, answers)
+        for place, partition in spread.items():
+            record = records[place]
+            shelf = batches.setdefault((record.topic, partition), [])
+            if not shelf or not _append(shelf[-1][0], record):
+                shelf.append((producer.create_batch(), []))
+                _append(shelf[-1][0], record)
+            shelf[-1][1].append(place)
+        deadline = self._client.options.timeout
+        works = [self._write(producer, tp, shelf, answers) for tp, shelf in batches.items()]
+        try:
+            async with asyncio.timeout(deadline):
+                await asyncio.gather(*works)
+        except TimeoutError:
+            late = translate(TimeoutError(), self._client.where)
+            for shelf in batches.values():
+                for _, places in shelf:
+                    for place in places:
+                        answers[place] = late
+        if any(isinstance(answer, BrokerUnavailable) for answer in answers):
+            await self._drop()  # its sequence may have a hole now
+        for place, answer in enumerate(answers):
+            if isinstance(answer, TooLarge) and len(records) > 1:
+                answers[place] = (await self._deliver([records[place]]))[0]  # whose fault was it?
+        return answers
+
+    async def _write(
+        self, producer: Any, tp: TP, shelf: Sequence[tuple[Any, list[int]]], answers: list[BrokerError | None]
+    ) -> None:
+        under_way = []
+        for batch, places in shelf:
+            try:
+                under_way.append((await producer.send_batch(batch, tp[0], partition=tp[1]), places))
+            except (kafka.KafkaError, AssertionError) as error:
+                for place in places:
+                    answers[place] = translate(error, f"{self._client.where} {tp[0]}")
+        for future, places in under_way:
+            try:
+                await future
+            except kafka.KafkaError as error:
+                for place in places:
+                    answers[place] = translate(error, f"{self._client.where} {tp[0]}")
+
+    async def _spread(self, records: Sequence[Outgoing], answers: list[BrokerError | None]) -> dict[int, int]:
+        """The partition of every record: by key as Java's client does it, without one in turn, some at a time."""
+        counts: dict[str, int] = {}
+        free: dict[str, list[int]] = {}
+        spread: dict[int, int] = {}
+        for place, record in enumerate(records):
+            topic = record.topic
+            if topic not in counts:
+                counts[topic] = await self._client.partitions(topic)
+            if not counts[topic]:
+                answers[place] = Refused(
+                    f"{self._client.where}: there is no topic {topic}; provision the service first"
+                )
+            elif record.partition is not None:
+                spread[place] = record.partition
+            elif record.key is not None:
+                spread[place] = (murmur2(record.key) & 0x7FFFFFFF) % counts[topic]
+            else:
+                free.setdefault(topic, []).append(place)
+        for topic, places in free.items():
+            piece = max(16, -(-len(places) // counts[topic]))
+            for start in range(0, len(places), piece):
+                self._turn += 1
+                for place in places[start : start + piece]:
+                    spread[place] = self._turn % counts[topic]
+        return dict(sorted(spread.items())) if free else spread
+
+    async def _ready(self) -> Any:
+        if self._made is None:
+            options = self._client.options
+            producer = AIOKafkaProducer(
+                acks="all",
+                enable_idempotence=True,
+                linger_ms=0,
+                max_batch_size=min(BATCH_BYTES, options.max_event_bytes),
+                max_request_size=options.copy_bytes + BATCH_BYTES,
+                compression_type=None if options.compression == "none" else options.compression,
+                **self._client.parameters(),
+            )
+            try:
+                await self._client.call(producer.start(), options.connect_timeout)
+            except BaseException:
+                await _quietly(producer.stop())
+                raise
+            self._made = producer
+        return self._made
+
+
+class Moving:
+    """What a member of a group is told when partitions move; both are awaited."""
+
+    async def revoked(self) -> None:
+        """All partitions are about to be taken away: the last moment to commit for them."""
+
+    async def assigned(self, partitions: Sequence[TP]) -> None:
+        """These are ours now."""
+
+
+class GroupConsumer:
+    """One member of a consumer group."""
+
+    def __init__(self, client: Client, group: str, moving: Moving) -> None:
+        self._client = client
+        self._listener = _Listener(moving)
+        options = client.options
+        self._consumer = AIOKafkaConsumer(
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            fetch_max_wait_ms=LONG_POLL,
+            session_timeout_ms=round(options.session_timeout * 1000),
+            heartbeat_interval_ms=max(50, round(options.session_timeout * 100)),
+            rebalance_timeout_ms=round((options.drain + options.session_timeout) * 1000),
+            # By topic: a new retry topic leaves the partitions of all others where they are.
+            partition_assignment_strategy=(RangePartitionAssignor,),
+            **client.parameters(),
+        )
+
+    async def start(self, topics: Sequence[str]) -> None:
+        """Connect and join."""
+        try:
+            await self._client.call(self._consumer.start(), self._client.options.connect_timeout)
+        except BaseException:
+            await self.stop()
+            raise
+        self.subscribe(topics)
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Read these topics from now on; partitions move."""
+        self._consumer.subscribe(list(topics), listener=self._listener)
+
+    async def poll(self, timeout: float) -> Mapping[TP, Sequence[Record]]:
+        """What was fetched. Never cancelled: a cancelled call leaves aiokafka's idle clock wrong for ever."""
+        with translated(self._client.where):
+            found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(timeout_ms=round(timeout * 1000))
+        return found
+
+    def seek(self, tp: TP, offset: int) -> None:
+        """Fetch from this offset on."""
+        with translated(self._client.where):
+            self._consumer.seek(TopicPartition(*tp), offset)
+
+    def pause(self, tp: TP) -> None:
+        """Fetch no more of this partition for now; what was fetched ahead is fetched again."""
+        with contextlib.suppress(kafka.IllegalStateError):
+            self._consumer.pause(TopicPartition(*tp))
+
+    def resume(self, tp: TP) -> None:
+        """Fetch it again."""
+        with contextlib.suppress(kafka.IllegalStateError):
+            self._consumer.resume(TopicPartition(*tp))
+
+    async def position(self, tp: TP) -> int:
+        """The offset that is fetched next: beyond all that was seen, and beyond what does not exist."""
+        return int(await self._client.call(self._consumer.position(TopicPartition(*tp)), COMMIT_TIMEOUT))
+
+    async def commit(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
+        """Commit; raises Fenced where the group has moved on."""
+        wanted = {TopicPartition(*tp): at for tp, at in offsets.items()}
+        await self._client.call(self._consumer.commit(wanted), COMMIT_TIMEOUT)
+
+    async def stop(self) -> None:
+        """Leave the group and disconnect."""
+        await _quietly(self._consumer.stop())
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, moving: Moving) -> None:
+        self._moving = moving
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        await self._moving.revoked()
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        await self._moving.assigned([tuple(tp) for tp in assigned])
+
+
+class _DeleteGroupsResponse(Response):  # type: ignore[misc]
+    API_KEY = 42
+    API_VERSION = 1
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32), ("results", Array(("group_id", String("utf-8")), ("error_code", Int16)))
+    )
+
+
+class _DeleteGroupsStruct(RequestStruct):  # type: ignore[misc]
+    API_KEY = 42
+    API_VERSION = 1
+    RESPONSE_TYPE = _DeleteGroupsResponse
+    SCHEMA = Schema(("groups", Array(String("utf-8"))))
+
+
+class _DeleteGroups(Request[_DeleteGroupsStruct]):  # type: ignore[misc]
+    """A request that aiokafka's admin client does not have."""
+
+    API_KEY = 42
+
+    def __init__(self, groups: list[str]) -> None:
+        self._groups = groups
+
+    def build(self, request_struct_class: type[_DeleteGroupsStruct]) -> _DeleteGroupsStruct:
+        return request_struct_class(self._groups)
+
+
+def _append(batch: Any, record: Outgoing) -> bool:
+    return batch.append(timestamp=None, key=record.key, value=record.value, headers=list(record.headers)) is not None
+
+
+async def _quietly(work: Awaitable[object]) -> None:
+    """Stop something, whatever it says, and not for ever."""
+    with contextlib.suppress(kafka.KafkaError, OSError, TimeoutError, asyncio.InvalidStateError):
+        await asyncio.wait_for(work, STOP_TIMEOUT)
+
+
+__all__ = ["TP", "Client", "Fenced", "GroupConsumer", "Moving"]

@@ -1,0 +1,75 @@
+"""What aiokafka's errors mean for us, in one place, each with what to do about it.
+
+BrokerError
+├── TooLarge           the record is larger than its topic takes
+├── Refused            the cluster answered, and said no; nothing was changed
+├── Fenced             the group has moved on: the partitions may belong to another consumer now
+└── BrokerUnavailable
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiokafka import errors as kafka
+
+from eventbus.errors import BrokerError, BrokerUnavailable
+from eventbus.redaction import redact
+
+
+class TooLarge(BrokerError):
+    """The record is larger than its topic takes."""
+
+
+class Refused(BrokerError):
+    """The cluster said no."""
+
+
+class Fenced(BrokerError):
+    """The group has moved on."""
+
+
+_REFUSALS = (
+    kafka.TopicAuthorizationFailedError,
+    kafka.GroupAuthorizationFailedError,
+    kafka.ClusterAuthorizationFailedError,
+    kafka.TransactionalIdAuthorizationFailed,
+    kafka.SaslAuthenticationFailed,
+    kafka.AuthenticationFailedError,
+    kafka.UnsupportedSaslMechanismError,
+    kafka.IllegalSaslStateError,
+)
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Errors of the driver leave here as ours."""
+    try:
+        yield
+    except (kafka.KafkaError, OSError, TimeoutError) as error:
+        raise translate(error, where) from error
+
+
+def translate(error: BaseException, where: str) -> BrokerError:
+    """The error of ours for one of the driver's."""
+    if isinstance(error, BrokerError):
+        return error
+    text = redact(f"{type(error).__name__}: {error}").rstrip(": ")
+    if isinstance(error, (kafka.MessageSizeTooLargeError, kafka.RecordTooLargeError, kafka.RecordListTooLargeError)):
+        return TooLarge(f"{where}: larger than the topic takes (max.message.bytes)")
+    if isinstance(error, _REFUSALS):
+        return Refused(f"{where}: {text}; docs/kafka.md lists the permissions that the bus needs")
+    if isinstance(error, kafka.CommitFailedError):
+        if isinstance(error.__cause__, kafka.RebalanceInProgressError):
+            return BrokerUnavailable(f"{where}: the group is rebalancing")
+        return Fenced(f"{where}: the group has moved on without this consumer")
+    if isinstance(error, (kafka.IllegalStateError, kafka.UnknownMemberIdError, kafka.IllegalGenerationError)):
+        return Fenced(f"{where}: {text}")
+    if isinstance(error, kafka.KafkaConnectionError):
+        return BrokerUnavailable(f"{where} cannot be reached ({text}); is Kafka running there?")
+    if isinstance(error, (TimeoutError, kafka.KafkaTimeoutError, kafka.RequestTimedOutError)):
+        return BrokerUnavailable(f"{where} did not answer in time; is it overloaded, or stopped?")
+    if isinstance(error, kafka.KafkaError) and not error.retriable:
+        return Refused(f"{where}: {text}")
+    return BrokerUnavailable(f"{where}: {text}")

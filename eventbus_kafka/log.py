@@ -1,0 +1,444 @@
+"""A member of a consumer group on some topics: one coroutine fetches, one commits, and nobody else touches it.
+
+    fetch -> buffer of the partition -> receive -> worker -> settle -> finished -> committed every 200 ms
+
+Rebalance: stop giving out, let the worker drop what it has not started, wait for what runs (`drain`), commit. A
+partition that comes back without anybody having had it meanwhile goes on where it was; one that does not is fenced, and
+whatever is said about it later is `lost`. Nobody gives out a message before a commit of its own: that is how one knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from eventbus import telemetry
+from eventbus.adapter import Consumer, Subscription
+from eventbus.errors import BrokerError, BrokerUnavailable
+from eventbus.failpoints import failpoint
+from eventbus.settlement import Delivery, HeaderDelta
+from eventbus_kafka._client import TP, GroupConsumer, Moving
+from eventbus_kafka._errors import Fenced
+from eventbus_kafka.lanes import Lane, receipt_of
+from eventbus_kafka.names import Names
+from eventbus_kafka.offsets import NoRoom, decode, noted
+from eventbus_kafka.records import Record
+
+if TYPE_CHECKING:
+    from eventbus_kafka.adapter import KafkaAdapter
+
+POLL: Final = 0.1
+"""How long one poll waits; a poll is never cancelled, so it is short."""
+MOST_BUFFERED: Final = 4096
+LOOK_AGAIN: Final = 30.0
+"""Seconds between two looks at which topics there are."""
+SETTLE_DOWN: Final = 5.0
+BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class LogConsumer(Consumer, Moving):
+    """What consumers of work and of dead letters have in common."""
+
+    def __init__(self, adapter: KafkaAdapter, subscription: Subscription, names: Names, group: str) -> None:
+        self._adapter = adapter
+        self._client = adapter.client
+        self._subscription = subscription
+        self._names = names
+        self._group = group
+        self._owner = secrets.token_hex(4)
+        self._member: GroupConsumer | None = None
+        self._topics: list[str] = []
+        self.lanes: dict[TP, Lane] = {}
+        self._order: list[Lane] = []
+        self._todo: Sequence[TP] | None = None
+        self._moving = True
+        self._dropped: set[TP] = set()
+        self._epoch = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._arrived = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._commit_soon = asyncio.Event()
+        self._settled_down = asyncio.Event()
+        self._committing = asyncio.Lock()
+        self._leaving = asyncio.Lock()
+        self._failure: BrokerError | None = None
+        self._woken = self._closed = False
+        self._next_look = 0.0
+
+    # --- life ------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> LogConsumer:
+        loop = asyncio.get_running_loop()
+        self._topics = await self._wanted_topics()
+        self._next_look = loop.time() + LOOK_AGAIN
+        await self._join()
+        self._tasks = [
+            loop.create_task(self._fetch(), name=f"eventbus kafka fetch {self._group}"),
+            loop.create_task(self._commit_regularly(), name=f"eventbus kafka commit {self._group}"),
+        ]
+        self._adapter.opened(self)
+        return self
+
+    async def aclose(self) -> None:
+        """Commit what is finished, leave the group. What is held and unsettled will come again as suspect."""
+        if self._closed:
+            return
+        if self._moving and any(lane.dirty for lane in self.lanes.values()):
+            # Nobody can commit while the group moves, and what is finished would be handled again.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled_down.wait(), SETTLE_DOWN)
+        self._closed = True
+        self.wake()
+        self._adapter.closed(self)
+        if self._tasks:
+            self._tasks[1].cancel()
+        try:
+            async with self._committing:
+                await self._commit(list(self.lanes.values()), ahead=False)
+        except BrokerError as error:
+            telemetry.log(logging.WARNING, "commit_failed", self._fields() | {"error": str(error)})
+        for lane in self.lanes.values():
+            lane.fenced = True
+        self.lanes.clear()
+        if self._member is not None:
+            await self._member.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5.0)
+            for task in self._tasks:
+                task.cancel()
+
+    def wake(self) -> None:
+        """Make a waiting receive return."""
+        self._woken = True
+        self._arrived.set()
+
+    @abstractmethod
+    async def _wanted_topics(self) -> list[str]:
+        """The topics to read."""
+
+    async def _join(self) -> None:
+        member = self._client.consumer(self._group, self)
+        await member.start(self._topics)
+        self._member = member
+
+    # --- fetch -----------------------------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        """Poll for ever: a member that does not poll is put out of its group."""
+        failures = 0
+        while not self._closed:
+            try:
+                if self._todo is not None:
+                    await self._take_over(self._todo)
+                assert self._member is not None
+                batches = await self._member.poll(POLL)
+                if self._moving:
+                    self._dropped.update(batches)
+                else:
+                    self._feed(batches)
+                await self._look_for_topics()
+                failures = 0
+            except Fenced:
+                await asyncio.sleep(BACKOFF[0])  # the group moves on: there is news soon
+            except BrokerError as error:
+                if self._closed:
+                    return
+                self._failure = error
+                self._arrived.set()
+                await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
+                failures += 1
+                if not isinstance(error, BrokerUnavailable):
+                    await self._rejoin()
+
+    def _feed(self, batches: Mapping[TP, Sequence[Record]]) -> None:
+        for tp, records in batches.items():
+            lane = self.lanes.get(tp)
+            if lane is None or not records:
+                continue
+            lane.feed(records)
+            self._balance(lane)
+        if batches:
+            self._arrived.set()
+
+    async def _rejoin(self) -> None:
+        """The member is of no use any more: begin anew."""
+        self._moving = True
+        self._call_back()
+        old, self._member = self._member, None
+        if old is not None:
+            await old.stop()
+        while self._member is None and not self._closed:
+            try:
+                await self._join()
+            except BrokerError as error:
+                self._failure = error
+                self._arrived.set()
+                await asyncio.sleep(BACKOFF[-1])
+
+    async def _look_for_topics(self) -> None:
+        """Tiers are made when they are first needed, by whoever needs them; everybody reads all of them."""
+        now = asyncio.get_running_loop().time()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_AGAIN
+        wanted = await self._wanted_topics()
+        if wanted != self._topics and self._member is not None:
+            self._topics = wanted
+            # With the old subscription goes the right to commit for its partitions: aiokafka says "not assigned".
+            await self._stand_still(0.0)
+            self._member.subscribe(wanted)
+
+    def look_for_topics(self) -> None:
+        """A topic was made just now."""
+        self._next_look = 0.0
+
+    # --- partitions come and go ------------------------------------------------------------------------------
+
+    async def assigned(self, partitions: Sequence[TP]) -> None:
+        """Taken over by the fetching coroutine, which can try again where asking for their commits fails."""
+        self._epoch += 1
+        self._dropped.clear()
+        self._todo = list(partitions)
+
+    async def _take_over(self, partitions: Sequence[TP]) -> None:
+        """Begin with the partitions that are ours now, or go on where nobody else had them meanwhile."""
+        epoch, member = self._epoch, self._member
+        assert member is not None
+        known = await self._client.committed(self._group, partitions)
+        fresh = [tp for tp in partitions if tp not in known]
+        begins = await self._client.begins(fresh) if fresh else {}
+        lanes: dict[TP, Lane] = {}
+        for tp in partitions:
+            at, metadata = known.get(tp) or (begins[tp], "")
+            legacy, old = decode(at, metadata), self.lanes.get(tp)
+            if old is not None and legacy.owner == self._owner:
+                lanes[tp], at = old, old.ledger.position
+            else:
+                tier = self._names.delay_of(tp[0])
+                limit = MOST_BUFFERED // 8 if tier else MOST_BUFFERED
+                lanes[tp] = Lane(tp, at, legacy, tier=tier, limit=limit)
+            # A seek throws away what is being fetched, so only where it is needed: the lane must see all from `at` on.
+            if tp in self._dropped or await member.position(tp) != at:
+                member.seek(tp, at)
+        if epoch != self._epoch:
+            return  # they moved on while we asked
+        self._dropped.clear()
+        self._fence(lane for tp, lane in self.lanes.items() if lanes.get(tp) is not lane)
+        self.lanes, self._order = lanes, list(lanes.values())
+        for lane in self._order:
+            lane.paused, lane.dirty = False, True
+            self._balance(lane)
+        self._moving, self._todo = False, None
+        self._settled_down.set()
+        self._commit_soon.set()
+
+    async def revoked(self) -> None:
+        """All partitions may go to others: let what runs come to its end, and commit."""
+        self._epoch += 1
+        self._moving, self._todo = True, None
+        await self._stand_still(self._adapter.options.drain)
+
+    async def _stand_still(self, drain: float) -> None:
+        """Give out no more, let the worker drop what it has not started, wait for what runs, commit.
+
+        Whether the partitions come back to us is seen when they are assigned again. Until then they are kept, and
+        what is said of them counts.
+        """
+        self._moving = True
+        self._settled_down.clear()
+        async with self._leaving:
+            self._call_back()
+            loop = asyncio.get_running_loop()
+            until = loop.time() + drain
+            while any(lane.held for lane in self.lanes.values()) and loop.time() < until and not self._closed:
+                self._settled.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._settled.wait(), until - loop.time())
+            try:
+                async with self._committing:
+                    await self._commit(list(self.lanes.values()), held=False, ahead=False)
+            except BrokerError as error:
+                telemetry.log(logging.WARNING, "commit_failed", self._fields() | {"error": str(error)})
+
+    def _call_back(self) -> None:
+        """What the worker has not started goes back to its lane."""
+        held = [delivery for lane in self.lanes.values() for delivery in lane.held.values()]
+        unstarted: dict[Lane, list[Record]] = {}
+        for delivery in self.lost(held) if held else ():
+            lane, record = receipt_of(delivery)
+            del lane.held[record.offset]
+            unstarted.setdefault(lane, []).append(record)
+        for lane, some in unstarted.items():
+            lane.put_back(some)
+
+    def _fence(self, lanes: Iterable[Lane]) -> None:
+        """These are another's now: what is said of them is lost."""
+        gone = list(lanes)
+        for lane in gone:
+            lane.fenced = True
+        held = [delivery for lane in gone for delivery in lane.held.values()]
+        if held:
+            self.lost(held)
+        self._settled.set()
+
+    def _balance(self, lane: Lane) -> None:
+        """Fetch no more of a lane that is full; fetch again once a good part of it is used up."""
+        if self._member is None:
+            return
+        if lane.full and not lane.paused:
+            lane.paused = True
+            self._member.pause(lane.tp)
+        elif lane.paused and lane.roomy:
+            lane.paused = False
+            self._member.resume(lane.tp)
+
+    # --- give out --------------------------------------------------------------------------------------------
+
+    async def receive(self, limit: int, timeout: float) -> list[Delivery]:
+        """What the partitions have, each in turn."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        while True:
+            if self._failure is not None:
+                error, self._failure = self._failure, None
+                raise error
+            self._arrived.clear()
+            found = await self._take(limit)
+            now = loop.time()
+            if found or self._woken or self._closed or now >= until:
+                self._woken = False
+                return found
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), max(0.0, min(until - now, self._next_due())))
+
+    async def _take(self, limit: int) -> list[Delivery]:
+        if self._moving or self._closed:
+            return []
+        found: list[Delivery] = []
+        lanes = self._order
+        share = max(1, limit // len(lanes)) if lanes else 0
+        for most in (share, limit):
+            for lane in lanes:
+                if lane.buffer and len(found) < limit:
+                    for record in lane.take(min(most, limit - len(found), self._due(lane))):
+                        found.append(self._deliver(lane, record))
+                    if lane.wanting:
+                        self._commit_soon.set()
+                    if lane.paused:
+                        self._balance(lane)
+        if lanes:
+            self._order = [*lanes[1:], lanes[0]]
+        return found
+
+    def _due(self, lane: Lane) -> int:
+        """How many records at the head of a lane may be given out now."""
+        if not lane.tier:
+            return len(lane.buffer)
+        number, now = 0, time.time()
+        for record in lane.buffer:
+            if self._available(record, lane.tier) > now:
+                break
+            number += 1
+        return number
+
+    def _next_due(self) -> float:
+        """Seconds until time alone makes something available."""
+        now = time.time()
+        times = [self._available(lane.buffer[0], lane.tier) - now for lane in self._order if lane.tier and lane.buffer]
+        return min((wait for wait in times if wait > 0), default=3600.0)
+
+    def _available(self, record: Record, tier: int) -> float:
+        """When a retry has been on its road for long enough: then it is due, or nearly, and the worker waits."""
+        return record.timestamp / 1000 + tier / 1000
+
+    @abstractmethod
+    def _deliver(self, lane: Lane, record: Record) -> Delivery:
+        """The delivery of a record, held from now on."""
+
+    def _mine(self, delivery: Delivery) -> bool:
+        lane, record = receipt_of(delivery)
+        return not lane.fenced and lane.held.get(record.offset) is delivery
+
+    def _finish(self, delivery: Delivery) -> None:
+        lane, record = receipt_of(delivery)
+        lane.finish(record.offset)
+
+    # --- commit ----------------------------------------------------------------------------------------------
+
+    async def _commit_regularly(self) -> None:
+        interval = self._adapter.options.commit_interval
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._commit_soon.wait(), interval)
+            self._commit_soon.clear()
+            if self._moving:
+                continue
+            lanes = [lane for lane in self.lanes.values() if lane.dirty or lane.wanting]
+            if not lanes:
+                continue
+            try:
+                async with self._committing:
+                    await self._commit(lanes)
+            except Fenced as error:
+                telemetry.log(logging.WARNING, "partitions_lost", self._fields() | {"error": str(error)})
+                self._moving = True
+                self._call_back()
+            except BrokerError as error:
+                telemetry.log(logging.WARNING, "commit_failed", self._fields() | {"error": str(error)})
+                await asyncio.sleep(interval)
+
+    async def _commit(self, lanes: Sequence[Lane], *, held: bool = True, ahead: bool = True) -> None:
+        member = self._member
+        lanes = [lane for lane in lanes if not lane.fenced]
+        if not lanes or member is None:
+            return
+        marks: dict[Lane, int] = {}
+        offsets: dict[TP, tuple[int, str]] = {}
+        for lane in lanes:
+            if not lane.ledger.open and not lane.buffer:
+                with contextlib.suppress(BrokerError):
+                    lane.ledger.advance(await member.position(lane.tp))
+            lane.dirty = False
+            at, metadata, marks[lane] = lane.commit(self._owner, held=held, ahead=ahead)
+            offsets[lane.tp] = at, metadata
+        failpoint("kafka.commit.before")
+        try:
+            await member.commit(offsets)
+        except BrokerError:
+            for lane in lanes:
+                lane.dirty = True
+            raise
+        failpoint("kafka.commit.after")
+        for lane, mark in marks.items():
+            lane.marked = mark
+        self._arrived.set()
+
+    async def note(self, delivery: Delivery, delta: HeaderDelta) -> bool:
+        """Written into the metadata of the partition's commit, which stands before this returns."""
+        lane, record = receipt_of(delivery)
+        if not self._mine(delivery):
+            return False
+        before = lane.notes.get(record.offset)
+        lane.notes[record.offset] = noted(before, delta)
+        try:
+            async with self._committing:
+                if self._mine(delivery):
+                    await self._commit([lane])
+        except Fenced as error:
+            raise BrokerUnavailable(str(error)) from error  # it is seen later whether the message is still ours
+        except NoRoom as error:
+            if before is None:
+                lane.notes.pop(record.offset, None)
+            else:
+                lane.notes[record.offset] = before
+            raise BrokerError(f"{self._group}: {error}") from error
+        return self._mine(delivery)
+
+    def _fields(self) -> dict[str, object]:
+        return {"service": self._subscription.service, "queue": self.queue, "group": self._group}
