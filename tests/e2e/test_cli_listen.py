@@ -171,7 +171,7 @@ def test_workers_share_the_address(cli: Cli, until: Until) -> None:
             thread.join(30)
     until(lambda: set(accepted) <= set(seen(cli)), "every accepted event is handled")
     assert running.end() == 0
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         socket.create_connection((where.rpartition(":")[0], int(where.rpartition(":")[2])), 1)
 
 
