@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test lint unit brokers brokers-install brokers-stop faults test-redis8 bench clean
+.PHONY: help demo test test-rabbit4 lint unit brokers brokers-install brokers-stop faults test-redis8 bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,11 @@ lint: $(READY)  ## ruff and mypy --strict
 
 unit: $(READY) brokers-install  ## all tests; PYTEST="-k name" to choose
 	$(BIN)/python -m pytest $(PYTEST)
+
+test-rabbit4: $(READY)  ## what concerns RabbitMQ on RabbitMQ 4, from Debian trixie in a folder of its own
+	home=$$(sh scripts/rabbitmq4.sh) && EVENTBUS_RABBIT_HOME=$$home EVENTBUS_RABBIT_PORT=$(or $(PORT),5653) \
+		$(BIN)/python -m pytest tests/contract/test_rabbit.py tests/adapter tests/e2e/test_cli_topology.py \
+		tests/faults/test_rabbit_faults.py -k "rabbit or Rabbit or topology" $(PYTEST)
 
 brokers-install: $(READY)  ## install the brokers the tests need, from Debian's packages and Maven, where they are missing
 	@sh scripts/redis.sh install
@@ -59,6 +64,6 @@ $(READY): pyproject.toml eventbus_kafka/pyproject.toml eventbus_rabbit/pyproject
 		echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[cli,http,speed]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[cli,console,http,speed]' --group dev
 	$(BIN)/python -m pip install --quiet --editable ./eventbus_kafka --editable ./eventbus_rabbit --editable ./eventbus_redis
 	@touch $@

@@ -17,7 +17,7 @@ from tests.brokers.redis import RedisServer
 
 NUMBER = 30_000
 BODY = json.dumps(DATA).encode()
-ROUNDS = 3
+ROUNDS = 5
 """Of each the best: what else runs on the machine only ever takes something away."""
 
 

@@ -21,7 +21,7 @@ from eventbus.settlement import Ack, Delivery, HeaderDelta, Park, Release, Reque
 from eventbus_rabbit._errors import NotFound, Refused
 from eventbus_rabbit.holding import Holding
 from eventbus_rabbit.link import Link
-from eventbus_rabbit.messages import HELD, NO_MARKS, NOTED, Message, copy, incoming, new_mark
+from eventbus_rabbit.messages import HELD, NO_MARKS, NOTED, Message, copy, incoming, new_mark, only_rejected
 from eventbus_rabbit.names import Names
 from eventbus_rabbit.publisher import Outgoing, Publisher
 from eventbus_rabbit.roads import Roads
@@ -113,13 +113,21 @@ class RabbitConsumer(Consumer):
             self.queue,
             Receipt(session, message),
             history,
-            message.redelivered or HELD in message.properties.headers,
+            self._suspicious(message),
             NOTED in message.properties.headers and not message.redelivered,
             problem,
             float(stamp) if stamp < 0xFFFFFFFF else 0.0,
         )
         session.open[message.tag] = delivery
         return delivery
+
+    def _suspicious(self, message: Message) -> bool:
+        """Whether it was delivered before and never settled."""
+        if HELD in message.properties.headers:
+            return True
+        if not message.redelivered or self._link.version < (4,) or message.exchange != self._rejects_from:
+            return message.redelivered
+        return not only_rejected(message, self.queue)
 
     async def _restore(self) -> None:
         """Open the channel and consume, again if need be."""

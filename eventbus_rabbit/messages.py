@@ -186,6 +186,16 @@ def rejects(message: Message, queue: str) -> int:
     return 0 if raw is None else _deaths(raw, queue, "")[0]
 
 
+def only_rejected(message: Message, queue: str) -> bool:
+    """Whether a redelivery on RabbitMQ 4 is told by rejects: there a quorum queue goes on counting through the loop.
+
+    After a crash it begins anew (4.0.5: 2 after two rejects, 1 after a crash, 4 after the next reject). So after n
+    rejects the first n crashes are not seen; the next one is.
+    """
+    count = message.properties.headers.get("x-delivery-count")
+    return count is not None and reserved.number(decode(count)) <= rejects(message, queue)
+
+
 def _deaths(raw: bytes, queue: str, key: str) -> tuple[int, str]:
     """Rejects in our queue, and the routing key the message had before the first of them."""
     entries, count = decode(raw), 0

@@ -179,8 +179,8 @@ class OrderedRabbitConsumer(RabbitConsumer):
         noted = notes.of(delivery.event)
         if noted:
             receipt.noted = noted
-            mapping, back = self._subscription.mapping, self._names.back_exchange
-            story = incoming(receipt.message, self.queue, mapping, back_exchange=back)[1]
+            mapping = self._subscription.mapping
+            story = incoming(receipt.message, self.queue, mapping, back_exchange=self._rejects_from)[1]
             delivery.history = reserved.read_history(reserved.merge(story, noted))
 
     async def settle(self, items: Sequence[tuple[Delivery, Settlement]]) -> list[Settled]:

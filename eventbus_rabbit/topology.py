@@ -15,8 +15,8 @@ QueueType: TypeAlias = Literal["classic", "quorum"]
 Arguments: TypeAlias = Mapping[str, str | int]
 
 HOLDING_TTL: Final = 1_000
-HOLDING_EXPIRES: Final = 3_600_000
-"""An hour without a consumer: everything in it has gone back long before."""
+HOLDING_EXPIRES: Final = 600_000
+"""Ten minutes without a consumer: everything in it has gone back long before."""
 
 
 @dataclass(frozen=True, slots=True)

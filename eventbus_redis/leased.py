@@ -45,8 +45,7 @@ class LeasedConsumer(Consumer):
         self._client = adapter.client
         self._subscription = subscription
         self._keys = adapter.options.names.of_service(subscription.service, subscription.prefix)
-        # Never the name of another one, nor of a former life: a name is what a settlement is checked by.
-        self._name = f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(6)}"
+        self._name = fresh_name()
         self._held: dict[bytes, Delivery] = {}
         self._woken = False
         self._closed = False
@@ -130,6 +129,11 @@ class LeasedConsumer(Consumer):
 
     @abstractmethod
     async def _let_go(self) -> None: ...
+
+
+def fresh_name() -> str:
+    """Never the name of another one, nor of a former life: a name is what a settlement is checked by."""
+    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(6)}"
 
 
 def receipt_of(delivery: Delivery) -> Receipt:

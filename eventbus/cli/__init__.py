@@ -1,8 +1,9 @@
-"""The `eventbus` command: demo, run, publish, dlq, topology.
+"""The `eventbus` command: demo, run, publish, dlq, serve, topology.
 
 - `app`: the commands, and how an error becomes a line and an exit code
 - `connection`: --url, EVENTBUS_URL, --config; `output`: tables, JSON, errors; `interrupts`: Ctrl-C
-- one module per group of commands: `demo`, `run` (with `plan`, `supervisor`, `logs`), `publish`, `dlq`, `topology`
+- one module per group of commands: `demo`, `run` (with `plan`, `supervisor`, `logs`), `publish`, `dlq` (with
+  `remote`), `serve`, `topology`
 
 cyclopts and rich come with the extra and are imported nowhere else.
 """

@@ -24,6 +24,7 @@ class Plan:
     target: str
     bus: Bus
     services: Sequence[Service]
+    place: Place
     listening: Listening | None = None
     """Where events can be published over HTTP."""
 
@@ -42,7 +43,8 @@ def make(target: str | None, connection: Connection, *, imports: bool = True, li
         and connection.url
         and not os.path.isfile(DEFAULT_CONFIG)
     ):
-        return Plan("", find(connection).bus(), (), _listening(listen))  # publishing only
+        place = find(connection)
+        return Plan("", place.bus(), (), place, _listening(listen))  # publishing only
     target = target or connection.config or DEFAULT_CONFIG
     listening = None
     if _is_config(target):
@@ -62,7 +64,7 @@ def make(target: str | None, connection: Connection, *, imports: bool = True, li
         raise UsageError(
             f"{target}: there is no service in it; add [services.NAME] with its routes, or --listen to publish only"
         )
-    return Plan(target, place.bus(), services, listening)
+    return Plan(target, place.bus(), services, place, listening)
 
 
 def _listening(address: str | None) -> Listening | None:

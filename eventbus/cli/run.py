@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -34,6 +34,7 @@ def run(
     listen: str | None = None,
     workers: int = 1,
     check: Flag = False,
+    health: str | None = None,
     log: logs.LogFormat = "text",
     log_level: logs.LogLevel = "info",
     json: Flag = False,
@@ -53,6 +54,8 @@ def run(
         Processes to start; one that dies is started again.
     check
         Only check everything, and say what would be run.
+    health
+        Serve /healthz, /readyz and /metrics here: 8000, or 0.0.0.0:8000. With --workers, each on the next port.
     log
         Lines for people, or JSON objects.
     log_level
@@ -75,6 +78,8 @@ def run(
         _report(plan, json)
         return DONE
     logs.configure(log, log_level)
+    if health is not None:
+        health = _health_address(health, workers, worker)
     if workers > 1:
         if not plan.bus.adapter.capabilities.multi_process:
             raise UsageError(
@@ -85,10 +90,16 @@ def run(
             command += ["--config", connection.config]
         if listen is not None:
             command += ["--listen", listen]
+        if health is not None:
+            command += ["--health", health]
         return start(_supervise(plan, command, workers, connection.url))
     if worker is not None:
         _end_with_parent()
-    code = start(_consume(plan, ready_fd, listen_fd))
+    if health is not None:
+        from eventbus.cli.serve import collect_metrics
+
+        collect_metrics()
+    code = start(_consume(plan, health, ready_fd, listen_fd))
     if any(thread is not threading.current_thread() and not thread.daemon for thread in threading.enumerate()):
         hard_exit(code)  # a handler hangs in a thread past its deadline and the grace; nobody can stop it
     return code
@@ -107,11 +118,31 @@ async def _supervise(plan: Plan, command: list[str], workers: int, url: str | No
             listening.close()
 
 
-async def _consume(plan: Plan, ready_fd: int | None, listen_fd: int | None) -> int:
+def _health_address(listen: str, workers: int, worker: int | None) -> str:
+    """Where to listen; a worker of several takes the port of its number."""
+    from eventbus.cli.serve import need_console
+
+    need_console()
+    from eventbus.console.server import address
+
+    host, port = address(listen)
+    if port and port + workers - 1 > 65535:
+        raise UsageError(f"--health {listen}: {workers} workers need as many ports")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port + worker - 1 if worker and port else port}"
+
+
+async def _consume(plan: Plan, health: str | None, ready_fd: int | None, listen_fd: int | None) -> int:
     names = ", ".join(service.name for service in plan.services)
     # From the very beginning: a signal while we connect must not leave anything half done.
     with stop_signals() as stopped:
-        async with plan.bus as bus:
+        async with AsyncExitStack() as stack:
+            bus = await stack.enter_async_context(plan.bus)
+            if health is not None:
+                from eventbus.cli.serve import health_served
+
+                at = await stack.enter_async_context(health_served(health, plan))
+                telemetry.log(logging.INFO, "health", {"address": at})
             await bus.provision(*plan.services)
             async with _listening(plan, listen_fd) as address:
                 fields = {"services": names, "url": redact_url(bus.url), "listen": address}

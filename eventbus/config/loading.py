@@ -17,7 +17,7 @@ from eventbus.config.building import Builder
 from eventbus.config.environment import overrides
 from eventbus.config.interpolation import interpolate
 from eventbus.config.listening import listening
-from eventbus.config.models import BROKER_TABLES, FileTable, told
+from eventbus.config.models import BROKER_TABLES, AdminTable, FileTable, told
 from eventbus.config.problems import Origin, Path, Problem, did_you_mean, one_line, safe_url
 from eventbus.config.validating import validate
 from eventbus.errors import ConfigError
@@ -40,6 +40,8 @@ class BusConfig:
     """The tables of the brokers; the URL decides which one is used."""
     prefixes: Mapping[str, str]
     """The services and the prefix of each; known without importing a handler."""
+    admin: AdminTable = field(repr=False)
+    """How `eventbus serve` listens, and to whom."""
     _table: FileTable = field(repr=False)
     _origin: Origin = field(repr=False)
 
@@ -144,6 +146,7 @@ def _config(file: str, table: FileTable, origin: Origin, settings: Mapping[str, 
         provision=table.provision,
         settings=MappingProxyType(settings),
         prefixes=MappingProxyType(prefixes),
+        admin=table.admin,
         _table=table,
         _origin=origin,
     )

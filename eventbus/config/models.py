@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Annotated, Final, Literal
 
 from pydantic import (
@@ -523,6 +525,54 @@ class ServiceTable(Table):
         return self
 
 
+class TokenTable(Table):
+    """`[[admin.tokens]]`: who may use the admin API. `eventbus token` makes one and prints this table."""
+
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w.@-]+$")]
+    role: Literal["viewer", "operator", "admin"]
+    hash: str
+    tenants: list[str] | None = None
+    expires: datetime | None = None
+
+    @field_validator("hash")
+    @classmethod
+    def _is_hash(cls, value: str) -> str:
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
+            raise wrong("must be the hash that `eventbus token` prints: sha256: and 64 hexadecimal digits")
+        return value
+
+    @field_validator("tenants")
+    @classmethod
+    def _for_somebody(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and not all(value):
+            raise wrong("must name tenants")
+        if value == []:
+            raise wrong("must name a tenant; leave it out for all tenants")
+        return value
+
+    @field_validator("expires")
+    @classmethod
+    def _in_utc(cls, value: datetime | None) -> datetime | None:
+        return value if value is None or value.tzinfo else value.replace(tzinfo=timezone.utc)
+
+
+class AdminTable(Table):
+    """`[admin]`: the admin API of `eventbus serve`."""
+
+    listen: str = "127.0.0.1:8000"
+    rate: Annotated[float, BeforeValidator(_number(0.1, 1_000_001, "must be a number from 0.1 to 1000000"))] = 50.0
+    max_body_kib: Count = 32 * 1024
+    tokens: list[TokenTable] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _fits(self) -> AdminTable:
+        first: dict[str, int] = {}
+        for number, token in enumerate(self.tokens):
+            if first.setdefault(token.name, number) != number:
+                raise wrong(f"tokens[{first[token.name]}] has this name already", "tokens", number, "name")
+        return self
+
+
 class FileTable(Table):
     """The whole file."""
 
@@ -534,6 +584,7 @@ class FileTable(Table):
     mapping: MappingTable = MappingTable()
     listen: ListenTable = ListenTable()
     services: dict[ServiceName, ServiceTable] = Field(default_factory=dict)
+    admin: AdminTable = AdminTable()
     rabbit: dict[str, object] = Field(default_factory=dict)
     kafka: dict[str, object] = Field(default_factory=dict)
     redis: dict[str, object] = Field(default_factory=dict)

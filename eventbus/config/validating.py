@@ -21,6 +21,7 @@ _BELOW: Final[Mapping[str, type[models.Table]]] = {
     "basic": models.BasicTable,
     "mapping": models.MappingTable,
     "listen": models.ListenTable,
+    "admin": models.AdminTable,
 }
 
 _ALLOWED: Final[Mapping[str, str]] = {
@@ -92,5 +93,5 @@ def _model_at(path: Path) -> type[models.Table]:
     if path[0] == "services" and len(path) == 2:
         return models.ServiceTable
     if isinstance(last, int):
-        return models.RouteTable
+        return models.TokenTable if path[0] == "admin" else models.RouteTable
     return _BELOW.get(last, models.FileTable)

@@ -438,7 +438,9 @@ class MemoryParking(Parking):
 
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """In the order of parking."""
-        after = int(cursor) if cursor else 0
+        if cursor and not (cursor.isascii() and cursor.isdigit()):
+            raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
+        after = int(cursor[:20]) if cursor else 0
         numbers = [number for number in self._queue.parked if number > after]
         parked = self._queue.parked
         letters = [Parked(str(n), parked[n].event, parked[n].story) for n in numbers[:limit]]

@@ -14,11 +14,12 @@ CallBatch = Callable[[Sequence[Delivery], Batch], Awaitable[object]]
 Conclude = Callable[[Delivery, Outcome], object]
 
 
-async def call_batch(deliveries: Sequence[Delivery], call: CallBatch, conclude: Conclude, *, split: bool) -> None:
+async def call_batch(deliveries: Sequence[Delivery], call: CallBatch, conclude: Conclude, *, split: bool) -> bool:
     """Call a batch handler and conclude each event by its own outcome, as soon as that is known.
 
     An exception says nothing about which event it came from: the events without a word of their own are halved and
-    each half called again, down to one, so that a poisoned event spends its own retries and nobody else's.
+    each half called again, down to one, so that a poisoned event spends its own retries and nobody else's. Answers
+    whether the call went well.
     """
     batch = Batch(deliveries)
     try:
@@ -31,15 +32,28 @@ async def call_batch(deliveries: Sequence[Delivery], call: CallBatch, conclude: 
         if not split or len(rest) == 1:
             for delivery in rest:
                 conclude(delivery, failure(error))
-            return
+            return False
     else:
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             conclude(delivery, outcome)
-        return
-    middle = len(rest) // 2
-    for half in (rest[:middle], rest[middle:]):
-        if half:
-            await call_batch(half, call, conclude, split=True)
+        return True
+    if rest:
+        await _halve(rest, call, conclude)
+    return False
+
+
+async def _halve(deliveries: Sequence[Delivery], call: CallBatch, conclude: Conclude) -> None:
+    """Call both halves of a batch that failed.
+
+    If the first goes well the second must be the spoiled one: it is halved at once, which spares a call.
+    """
+    middle = len(deliveries) // 2
+    first, second = deliveries[:middle], deliveries[middle:]
+    well = await call_batch(first, call, conclude, split=True) if first else False
+    if well and len(second) > 1:
+        await _halve(second, call, conclude)
+    else:
+        await call_batch(second, call, conclude, split=True)
 
 
 def _spread(result: object, batch: Batch) -> list[Outcome]:

@@ -65,6 +65,8 @@ class Health:
     running: int
     waiting: int
     stuck: int
+    received: int = 0
+    """Deliveries so far; what is no longer held of them is settled."""
 
     @property
     def ready(self) -> bool:
@@ -109,6 +111,7 @@ class Worker:
         self._waiting: WaitingRoom[Delivery] = WaitingRoom(self._prefetch // 2)
         self._suspects: deque[Delivery] = deque()
         self._settler = Settler(consumer, self._settled, self._completed.record if self._completed else None)
+        self._received = 0
         self._held = 0
         self._held_bytes = 0
         self._left: list[Delivery] = []
@@ -182,6 +185,7 @@ class Worker:
             running=sum(runner.running for runner in self._runners.values()),
             waiting=len(self._waiting),
             stuck=sum(runner.stuck for runner in self._runners.values()),
+            received=self._received,
         )
 
     @property
@@ -245,6 +249,7 @@ class Worker:
             if deliveries:
                 telemetry.received.add(len(deliveries), {"service": self.service.name})
                 now = self._clock.now()
+                self._received += len(deliveries)
                 self._held += len(deliveries)
                 self._held_bytes += sum([len(delivery.event.body) for delivery in deliveries])
                 if self._completed is not None:
@@ -662,6 +667,10 @@ class Worker:
 
     async def _drain(self, suspects: asyncio.Task[None]) -> int:
         """Release what has not started, wait for what runs, flush the settlements."""
+        if self._batching:  # a batch that was filling is handled as it is; what stands behind it is handed back
+            for runner in self._batching:
+                runner.flush()
+            await asyncio.sleep(0)
         self._hand_back_unstarted()
         try:
             async with asyncio.timeout(self.service.grace):

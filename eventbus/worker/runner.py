@@ -20,7 +20,7 @@ from eventbus.clock import Clock
 from eventbus.errors import EventBusError, InvalidOutcome, InvalidPayload
 from eventbus.scheduling.lanes import Lane
 from eventbus.scheduling.shaped import ShapedLane
-from eventbus.service import Route
+from eventbus.service import BatchWindow, Route
 from eventbus.settlement import Delivery, Retry
 from eventbus.status import ACKED, Outcome, outcome_of
 from eventbus.worker.batches import call_batch
@@ -80,6 +80,7 @@ class Runner:
         self._on_finish: asyncio.Future[None] | None = None
         self._alone_hung: asyncio.Event | None = None
         self._closing = False
+        self._flushing = False
         self._labels = {"route": route.name}
         # Whether handlers run up to their first wait right where they were taken from the lane. Most of them end
         # there: those cost no coroutine, no deadline and no wake-up of another member of the pool.
@@ -96,7 +97,7 @@ class Runner:
             return
         lane, window = self.lane, self.route.batch
         wanted = min(
-            len(lane.ready) if window is None else lane.batches(window.size, window.timeout, self._now()),
+            len(lane.ready) if window is None else lane.batches(window.size, self._patience(window), self._now()),
             lane.limit - lane.running,
             most,
         )
@@ -111,6 +112,14 @@ class Runner:
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
             wanted -= 1
+
+    def flush(self) -> None:
+        """Send off the batch that is filling, however small: no more will come."""
+        self._flushing = True
+        self._wake(self.lane.limit)
+
+    def _patience(self, window: BatchWindow) -> float:
+        return 0.0 if self._flushing else window.timeout
 
     @property
     def next_batch_at(self) -> float | None:
@@ -153,7 +162,10 @@ class Runner:
         while not self._closing:
             taken: Sequence[Delivery] | Delivery | None = None
             if not solitude.shut:
-                taken = lane.take() if window is None else lane.take_batch(window.size, window.timeout, self._now())
+                if window is None:
+                    taken = lane.take()
+                else:
+                    taken = lane.take_batch(window.size, self._patience(window), self._now())
             if taken is None:
                 idle = loop.create_future()
                 self._idle.append(idle)

@@ -138,7 +138,7 @@ async def test_in_place_attempts_survive_a_crash(queue_type: str) -> None:
     """Two attempts were made in place when the process died: the next one makes the third."""
     prefix = fresh()
     calls: list[int] = []
-    service = Service(f"{prefix}-stock", retry=RetryPolicy(max_retries=3, delay=0.5, mode="in-place"), grace=0.1)
+    service = Service(f"{prefix}-stock", retry=RetryPolicy(max_retries=3, delay=2.0, mode="in-place"), grace=0.1)
 
     @service.on("#")
     async def handle(event: Event, delivery: Delivery) -> int | None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventbus_rabbit.messages import Message, only_rejected
 from eventbus_rabbit.publisher import Batch, Confirms, Outgoing
 from eventbus_rabbit.tapping import Tap
 from eventbus_rabbit.values import (
@@ -121,6 +122,14 @@ class _Future:
 
     def set_result(self, value: object) -> None:
         self.set = True
+
+
+@pytest.mark.parametrize(("count", "rejected", "told"), [(1, 1, True), (2, 2, True), (2, 1, False), (1, 0, False)])
+def test_a_redelivery_after_rejects_is_no_crash(count: int, rejected: int, told: bool) -> None:
+    """RabbitMQ 4 counts deliveries through the dead-letter loop: what rejects account for is nobody's crash."""
+    deaths = [{"queue": "q", "reason": "rejected", "count": rejected}] if rejected else []
+    table = encode_table({"x-delivery-count": encode(count), "x-death": encode(deaths)})
+    assert only_rejected(Message(1, True, "", "q", write_properties(Properties(), table), b""), "q") is told
 
 
 def _batch(confirms: Confirms, first: int, number: int, key: str = "k") -> Batch:

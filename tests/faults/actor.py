@@ -1,10 +1,11 @@
-"""A process of a fault run: `python -m tests.faults.actor publish|consume URL JOURNAL NAME`. Made to be killed."""
+"""A process of a fault run: `python -m tests.faults.actor publish|consume|in-order URL JOURNAL NAME`. To be killed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import random
 import sys
 import time
 import zlib
@@ -51,6 +52,32 @@ def _service(name: str, journal: Journal) -> Service:
     return service
 
 
+def ledger(journal: Journal) -> Service:
+    """A service that keeps the order of keys, and fails one call in five."""
+    service = Service(
+        "wms-ledger", concurrency=32, prefetch=128, ordering="key", retry=RetryPolicy(max_retries=6, delay=0.02)
+    )
+    chance = random.Random()
+
+    @service.on("#")
+    async def handle(event: Event, delivery: Delivery) -> int:
+        await asyncio.sleep(0.0005)
+        if chance.random() < 0.2:
+            journal.write("failed", event.key, event.data, delivery.attempt, os.getpid(), time.time())
+            return 500
+        journal.write("done", event.key, event.data, delivery.attempt, os.getpid(), time.time())
+        return 200
+
+    return service
+
+
+async def keep_order(url: str, journal: Journal) -> int:
+    async with Bus(url, settings=_settings()) as bus:
+        # Written at the first wait inside run: from there on a signal is a request to stop.
+        asyncio.get_running_loop().call_soon(journal.write, "up", "", 0)
+        return await bus.run(ledger(journal))
+
+
 def _settings() -> dict[str, dict[str, object]]:
     return json.loads(os.environ.get("FAULT_SETTINGS", "{}"))
 
@@ -62,8 +89,11 @@ async def consume(url: str, journal: Journal) -> int:
 
 async def publish(url: str, journal: Journal, name: str) -> int:
     async with Bus(url, source="wms-api", settings=_settings()) as bus:
-        number = 0
+        number = accepted = 0
+        enough = float(os.environ.get("FAULT_EVENTS", "inf"))
         while True:
+            if accepted >= enough:
+                await asyncio.sleep(3600)
             events = [Event("order.created", {"n": number + k}, id=f"{name}-{number + k}") for k in range(10)]
             number += len(events)
             ids = [event.id for event in events]
@@ -73,8 +103,10 @@ async def publish(url: str, journal: Journal, name: str) -> int:
             except PublishError as error:
                 stored = [id for id, result in zip(ids, error.results, strict=True) if result.status == "stored"]
                 journal.write("accepted", stored)
+                accepted += len(stored)
             else:
                 journal.write("accepted", ids)
+                accepted += len(ids)
             await asyncio.sleep(float(os.environ.get("FAULT_PAUSE", "0.02")))
 
 
@@ -83,6 +115,8 @@ def main() -> int:
     journal = Journal(path)
     if role == "consume":
         return 1 if asyncio.run(consume(url, journal)) else 0
+    if role == "in-order":
+        return 1 if asyncio.run(keep_order(url, journal)) else 0
     return asyncio.run(publish(url, journal, name))
 
 

@@ -43,7 +43,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitNode]:
 class Run:
     """One fault run: a vhost, publishers, consumers, a journal."""
 
-    def __init__(self, broker: RabbitNode, queue_type: str, name: str, folder: Path) -> None:
+    def __init__(self, broker: RabbitNode, queue_type: str, name: str, folder: Path, messages: int) -> None:
         self.broker, self.vhost = broker, f"{name}-{queue_type}"
         broker.ctl("add_vhost", self.vhost)
         broker.ctl("set_permissions", "-p", self.vhost, "guest", ".*", ".*", ".*")
@@ -51,12 +51,14 @@ class Run:
         self.settings: Settings = {"rabbit": {"queue_type": queue_type}}
         self.journal = folder / "journal"
         self.max_crashes = 3
+        self.messages = messages
         self.crew = Crew(self.url, self.journal, self.settings, seed=1)
 
     def start(self, *names: str, **env: str) -> None:
         for name in names:
             role = "publish" if name in PUBLISHERS else "consume"
-            self.crew.start(name, role, FAULT_PAUSE="0.005", FAULT_MAX_CRASHES=str(self.max_crashes), **env)
+            more = {"FAULT_MAX_CRASHES": str(self.max_crashes), "FAULT_EVENTS": str(self.messages * 0.6)}
+            self.crew.start(name, role, FAULT_PAUSE="0.005", **more, **env)
 
     def accepted(self) -> int:
         return sum(len(record[1]) for record in read(self.journal) if record[0] == "accepted")  # type: ignore[arg-type]
@@ -127,7 +129,7 @@ async def running(
     messages: int = MESSAGES,
     poisoned: int = 0,
 ) -> AsyncIterator[Run]:
-    run = Run(broker, queue_type, name, folder)
+    run = Run(broker, queue_type, name, folder, messages)
     await provision(run.url, run.settings, run.journal)
     prepare(run)
     run.start(*CONSUMERS, *PUBLISHERS)

@@ -14,6 +14,7 @@ SERVICE = "[services.wms-a]\n"
 FORWARD = '[[services.wms-a.routes]]\non = "a"\nforward = "http://127.0.0.1/e"\n'
 HANDLER = '[[services.wms-a.routes]]\non = "a"\nhandler = "app_errors:one"\n'
 BATCH = HANDLER + "batch = { size = 5 }\n"
+TOKEN = f'[[admin.tokens]]\nname = "ops"\nrole = "viewer"\nhash = "sha256:{"0" * 64}"\n'
 DURATION = "not a duration; write '5s', '250ms', '1h30m' or a number of seconds"
 
 
@@ -37,7 +38,7 @@ TABLE: dict[str, tuple[str, str]] = {
     "unknown table of nobody": (
         "[xyzzy]\na = 1",
         "bus.toml: xyzzy: unknown key; known are version, url, source, prefix, provision, mapping, listen, services, "
-        "rabbit, kafka, redis, sqlite or memory",
+        "admin, rabbit, kafka, redis, sqlite or memory",
     ),
     "listen without a port": (
         "[listen]\naddress = '127.0.0.1'",
@@ -55,6 +56,28 @@ TABLE: dict[str, tuple[str, str]] = {
         "[listen]\nport = 8080",
         "bus.toml: listen.port: unknown key; known are address, token or token_file",
     ),
+    "unknown key of the admin API": (
+        '[admin]\nlisten_on = "x"',
+        "bus.toml: admin.listen_on: unknown key; did you mean",
+    ),
+    "unknown key of a token": (
+        TOKEN + 'tenant = "acme"',
+        "bus.toml: admin.tokens[0].tenant: unknown key; did you mean 'tenants'?",
+    ),
+    "role of a token": (
+        TOKEN.replace("viewer", "root"),
+        "bus.toml: admin.tokens[0].role = ***: must be 'viewer', 'operator' or 'admin'",
+    ),
+    "a token instead of its hash": (
+        TOKEN.replace("sha256:", "ebt_"),
+        "bus.toml: admin.tokens[0].hash = ***: must be the hash that `eventbus token` prints",
+    ),
+    "a token for nobody": (
+        TOKEN + "tenants = []",
+        "bus.toml: admin.tokens[0].tenants: must name a tenant; leave it out",
+    ),
+    "two tokens of one name": (TOKEN + TOKEN, "bus.toml: admin.tokens[1].name = ***: tokens[0] has this name already"),
+    "rate of the admin API": ("[admin]\nrate = 0", "bus.toml: admin.rate = 0: must be a number from 0.1 to 1000000"),
     "unknown key of a service": (
         SERVICE + "concurency = 6",
         "bus.toml: services.wms-a.concurency: unknown key; did you mean 'concurrency'?",

@@ -15,7 +15,7 @@ from eventbus.embedded.sqlite.leases import CLAIM_BYTES, take
 from eventbus.embedded.sqlite.redriving import Purge, RedriveLetters, Restore
 from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation
-from eventbus.errors import BrokerError
+from eventbus.errors import BrokerError, ConfigError
 from eventbus.facets import Facet
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SqliteParking(Parking):
         """In the order of parking."""
         after = 0 if cursor is None else _number(cursor)
         if after is None:
-            raise BrokerError(f"{cursor!r} is not a cursor of this queue; use the `next` of a page")
+            raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
 
         def look(connection: sqlite3.Connection) -> list[rows.Row]:
             found = connection.execute(

@@ -391,6 +391,25 @@ class ShapingContract(Contract):
         batches = sum(count > 100 for count in calls)
         assert len(calls) <= max(batches, 1) + 2 * size.bit_length() + 3
 
+    async def test_a_batch_that_is_filling_is_handled_at_shutdown(self, broker: BrokerUnderTest) -> None:
+        """A stopped replica does not wait for its batch to fill, and does not throw it back either."""
+        service = broker.service()
+        calls: list[list[int]] = []
+
+        @service.batch("#", size=100, timeout=60.0)
+        async def insert(rows: list[int]) -> None:
+            calls.append(rows)
+
+        async with broker.bus() as bus:
+            await bus.provision(service)
+            await bus.publish_many([Event("user.created", n) for n in range(7)])
+            async with running(bus, service):
+                await eventually(lambda: bus.health[service.name].held == 7, "the batch is filling")
+                assert calls == []
+            stats = await bus.stats(service)
+            assert (stats.ready, stats.inflight, stats.delayed) == (0, 0, 0)
+        assert [sorted(rows) for rows in calls] == [list(range(7))]
+
     # --- times far ahead -------------------------------------------------------------------------------------
 
     async def test_an_event_for_days_ahead_waits_across_restarts(self, broker: BrokerUnderTest) -> None:
