@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-ALL = ("core", "sqlite", "redis", "rabbit", "shaping", "forward")
+ALL = ("core", "sqlite", "redis", "rabbit", "shaping", "forward", "ingest")
 DEFAULT = ("core", "sqlite")  # the others need a broker (`make brokers`) and their peers (`pip install --group bench`)
 
 

@@ -136,13 +136,13 @@ def _count() -> dict[str, float]:
         return json.loads(answer.read())
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """A process and its children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(below for child in children for below in _family(int(child)))]
+    return [pid, *(below for child in children for below in family(int(child)))]
 
 
-def _cpu(pids: list[int]) -> float:
+def cpu_of(pids: list[int]) -> float:
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -150,7 +150,7 @@ def _cpu(pids: list[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _rss(pids: list[int]) -> float:
+def rss_of(pids: list[int]) -> float:
     """The largest of them, at its highest, in MB."""
     lines = [line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
     return max(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
@@ -159,19 +159,19 @@ def _rss(pids: list[int]) -> float:
 def _measure(command: list[str], folder: Path) -> Run:
     """Start it, wait until the endpoint has every event, stop it; what the start itself took is not counted."""
     with _endpoint():
-        process = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, env=_environment())
+        process = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, env=environment())
         try:
             while not _count()["events"]:
                 time.sleep(0.005)
                 if process.poll() is not None:
                     raise SystemExit(f"{command[0]} ended with {process.returncode}")
-            before = _cpu(_family(process.pid))
+            before = cpu_of(family(process.pid))
             missed = _count()["events"]
             while (counted := _count())["events"] < NUMBER:
                 time.sleep(0.05)
-            pids = _family(process.pid)
-            run = Run(NUMBER, counted["last"] - counted["first"], 0.0, _rss(pids))
-            run.cpu = (_cpu(pids) - before) * NUMBER / (NUMBER - missed)
+            pids = family(process.pid)
+            run = Run(NUMBER, counted["last"] - counted["first"], 0.0, rss_of(pids))
+            run.cpu = (cpu_of(pids) - before) * NUMBER / (NUMBER - missed)
             process.send_signal(signal.SIGTERM)
             process.wait(60)
             return run
@@ -181,7 +181,7 @@ def _measure(command: list[str], folder: Path) -> Run:
                 process.wait()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENTBUS_")}
     return kept | {"PYTHONPATH": str(Path(__file__).parents[1])}
 
@@ -208,7 +208,7 @@ def _contestants(broker: str, url: str, folder: Path) -> dict[str, Callable[[], 
 
 
 @contextlib.contextmanager
-def _broker(name: str, folder: Path) -> Iterator[str]:
+def broker_url(name: str, folder: Path) -> Iterator[str]:
     if name == "sqlite":
         yield f"sqlite:///{folder}/bus.db"
     elif name == "redis":
@@ -227,7 +227,7 @@ def _broker(name: str, folder: Path) -> Iterator[str]:
 
 
 def _bench(broker: str) -> bool:
-    with tempfile.TemporaryDirectory() as name, _broker(broker, Path(name)) as url:
+    with tempfile.TemporaryDirectory() as name, broker_url(broker, Path(name)) as url:
         runs: dict[str, list[Run]] = {}
         contestants = _contestants(broker, url, Path(name))
         for _ in range(ROUNDS):

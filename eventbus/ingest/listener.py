@@ -14,8 +14,9 @@ from eventbus import telemetry
 from eventbus.bus import Bus
 from eventbus.errors import ConfigError
 from eventbus.event import Event
+from eventbus.ingest.exchange import Exchange
 from eventbus.ingest.intake import Intake
-from eventbus.ingest.protocol import Connection, Exchange
+from eventbus.ingest.protocol import Connection
 from eventbus.ingest.requests import Refused
 
 MAX_CONNECTIONS: Final = 1024
