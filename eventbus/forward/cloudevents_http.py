@@ -71,10 +71,11 @@ def build(delivery: Delivery, mode: Mode = "binary") -> tuple[HeaderList, bytes]
         if mode == "binary":
             headers += _attributes(event)
     headers.append(("idempotency-key", escape(event.id)))
-    for name in ("traceparent", "tracestate"):
-        value = _text(event.extensions.get(name))
-        if value:
-            headers.append((name, value))
+    if event.extensions:
+        for name in ("traceparent", "tracestate"):
+            value = _text(event.extensions.get(name))
+            if value:
+                headers.append((name, value))
     headers.append(("x-eventbus-attempt", str(delivery.attempt)))
     if delivery.max_attempts:
         headers.append(("x-eventbus-max-attempts", str(delivery.max_attempts)))

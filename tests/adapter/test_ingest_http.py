@@ -131,6 +131,19 @@ async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         yield found
 
 
+def held_back(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let no publish through until the event is set."""
+    go = asyncio.Event()
+    publish_many = bus.publish_many
+
+    async def held(events: Sequence[Event]) -> list[PublishResult]:
+        await go.wait()
+        return await publish_many(events)
+
+    monkeypatch.setattr(bus, "publish_many", held)
+    return go
+
+
 async def received(bus: Bus, number: int, act: Callable[[], Awaitable[None]]) -> list[Event]:
     """What a new service receives of what `act` publishes."""
     service = Service(f"ingest-{time.time_ns():x}")
@@ -460,14 +473,7 @@ async def test_who_does_not_read_is_not_read(bus: Bus) -> None:
 
 async def test_a_publisher_that_hangs_up_is_still_heard(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half closed: the answer still comes. Gone: what was read is published all the same."""
-    go = asyncio.Event()
-    publish_many = bus.publish_many
-
-    async def held(events: Sequence[Event]) -> list[PublishResult]:
-        await go.wait()
-        return await publish_many(events)
-
-    monkeypatch.setattr(bus, "publish_many", held)
+    go = held_back(bus, monkeypatch)
 
     async def publish() -> None:
         async with listening(bus) as connect:
@@ -489,14 +495,7 @@ async def test_a_publisher_that_hangs_up_is_still_heard(bus: Bus, monkeypatch: p
 
 async def test_stopping_answers_what_is_under_way(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle clients are let go, a request that is being published or read is finished, new ones find nobody."""
-    go = asyncio.Event()
-    publish_many = bus.publish_many
-
-    async def held(events: Sequence[Event]) -> list[PublishResult]:
-        await go.wait()
-        return await publish_many(events)
-
-    monkeypatch.setattr(bus, "publish_many", held)
+    go = held_back(bus, monkeypatch)
     async with listening(bus) as connect:
         idle, waiting, reading = await connect(), await connect(), await connect()
         await waiting.send(post(ce_id="waiting"))
