@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-ALL = ("core", "sqlite", "redis", "rabbit", "kafka", "shaping", "forward", "dead_letters")
+ALL = ("core", "sqlite", "redis", "rabbit", "kafka", "shaping", "forward", "outage", "ingest", "dead_letters")
 DEFAULT = ("core", "sqlite")  # the others need a broker (`make brokers`) and their peers (`pip install --group bench`)
 
 

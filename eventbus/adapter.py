@@ -124,6 +124,8 @@ class PublishResult:
     error: str = ""
     subscribed: bool | None = None
     """Whether any service was there to get it; None where the broker does not say."""
+    later: bool = False
+    """Refused for now, by a broker that is full or not well: the same event may be taken later."""
 
 
 STORED: Final = PublishResult("stored")

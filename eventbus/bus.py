@@ -146,7 +146,7 @@ class Bus:
         self._check_open()
         context = telemetry.trace_context()
         ready = [self._outgoing(event, context) for event in events]
-        sizes = [self._too_large(event) for event in ready]
+        sizes = [self.too_large(event) for event in ready]
         fine = [event for event, problem in zip(ready, sizes, strict=True) if problem is None]
         answers = iter(await self._send(fine))
         results = [problem or next(answers) for problem in sizes]
@@ -181,7 +181,8 @@ class Bus:
             event = event.rewritten(extensions={**event.extensions, **context})
         return event
 
-    def _too_large(self, event: Event) -> PublishResult | None:
+    def too_large(self, event: Event) -> PublishResult | None:
+        """The refusal of an event that could not be parked again later; None if it fits."""
         size = len(event.body)
         if event.headers or event.extensions:
             said = headers.size_of(event.headers.items()) + headers.size_of(event.extensions.items())

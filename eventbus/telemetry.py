@@ -39,6 +39,7 @@ _meter = metrics.get_meter("eventbus")
 _tracer = trace.get_tracer("eventbus")
 
 published: Final = _meter.create_counter("eventbus.published", description="events accepted by the broker")
+requests: Final = _meter.create_counter("eventbus.requests", description="requests to publish over HTTP, by status")
 received: Final = _meter.create_counter("eventbus.received", description="deliveries received")
 handled: Final = _meter.create_counter("eventbus.handled", description="deliveries handled, by verdict and status")
 handler_seconds: Final = _meter.create_histogram("eventbus.handler", unit="s", description="time a handler took")

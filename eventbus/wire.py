@@ -27,10 +27,18 @@ _TENANT: Final = "tenant"
 _CORRELATION: Final = "correlationid"
 _PROCESS_AFTER: Final = "processafter"
 _EXPIRES_AT: Final = "expirytime"
-_KNOWN: Final = frozenset(
-    {"specversion", "id", "type", "source", "time", "datacontenttype", "data", "data_base64"}
-    | {_KEY, _TENANT, _CORRELATION, _PROCESS_AFTER, _EXPIRES_AT}
+EXTENSIONS: Final[Mapping[str, str]] = {
+    "key": _KEY,
+    "tenant": _TENANT,
+    "correlation_id": _CORRELATION,
+    "process_after": _PROCESS_AFTER,
+    "expires_at": _EXPIRES_AT,
+}
+"""Attributes of an Event by their names on the wire."""
+KNOWN: Final = frozenset(
+    {"specversion", "id", "type", "source", "time", "datacontenttype", "data", "data_base64", *EXTENSIONS.values()}
 )
+"""Names that are an attribute of every event, and so never an extension."""
 
 
 def attributes(event: Event) -> Iterator[tuple[str, str]]:
@@ -51,7 +59,7 @@ def attributes(event: Event) -> Iterator[tuple[str, str]]:
     if event.expires_at is not None:
         yield _EXPIRES_AT, event.expires_at.isoformat()
     for name, text in event.extensions.items():
-        if name not in _KNOWN:  # an extension never stands in for an attribute
+        if name not in KNOWN:  # an extension never stands in for an attribute
             yield name, text
 
 
@@ -196,12 +204,17 @@ def _from_attributes(
         due or delay_header(headers, created),
         _instant(attrs.get(_EXPIRES_AT)),
         headers,
-        {name: text for name, text in attrs.items() if name not in _KNOWN},
+        {name: text for name, text in attrs.items() if name not in KNOWN},
     )
 
 
 def _from_structured(body: bytes, headers: Mapping[str, object], time: datetime | None) -> Event:
-    envelope = from_json(body)
+    attrs, data, content_type = unpack(from_json(body))
+    return _from_attributes(attrs, headers, data, content_type, time or datetime.now(timezone.utc))
+
+
+def unpack(envelope: object) -> tuple[dict[str, str], bytes, str | None]:
+    """Attributes, body and content type out of a structured CloudEvent. Raises Undecodable."""
     if not isinstance(envelope, dict):
         raise Undecodable("a structured CloudEvent must be a JSON object")
     for name in ("id", "type", "source"):
@@ -235,7 +248,7 @@ def _from_structured(body: bytes, headers: Mapping[str, object], time: datetime 
         for name, value in envelope.items()
         if name not in ("data", "data_base64", "datacontenttype") and value is not None
     }
-    return _from_attributes(attrs, headers, data, content_type, time or datetime.now(timezone.utc))
+    return attrs, data, content_type
 
 
 def _foreign(

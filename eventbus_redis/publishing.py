@@ -94,7 +94,7 @@ class Outbox:
         except BrokerUnavailable as error:
             return PublishResult("unknown", str(error))
         except BrokerError as error:
-            return PublishResult("refused", str(error))
+            return PublishResult("refused", str(error), later=True)
 
     async def aclose(self) -> None:
         """Wait for what is under way."""

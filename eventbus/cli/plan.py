@@ -12,6 +12,7 @@ from eventbus.cli.connection import DEFAULT_CONFIG, Connection, Place, find, giv
 from eventbus.cli.exits import UsageError
 from eventbus.durations import human
 from eventbus.errors import ConfigError
+from eventbus.ingest.address import Listening
 from eventbus.policy import RetryPolicy
 from eventbus.service import Route, Service
 
@@ -24,6 +25,8 @@ class Plan:
     bus: Bus
     services: Sequence[Service]
     place: Place
+    listening: Listening | None = None
+    """Where events can be published over HTTP."""
 
     @property
     def subscriptions(self) -> list[Subscription]:
@@ -31,23 +34,45 @@ class Plan:
         return [service.subscription() for service in self.services]
 
 
-def make(target: str | None, connection: Connection, *, imports: bool = True) -> Plan:
-    """Read a target; with `imports` false the handlers of a bus.toml are not imported."""
+def make(target: str | None, connection: Connection, *, imports: bool = True, listen: str | None = None) -> Plan:
+    """Read a target; with `imports` false the handlers of a bus.toml are not imported, and nothing listens."""
+    if (
+        target is None
+        and connection.config is None
+        and listen
+        and connection.url
+        and not os.path.isfile(DEFAULT_CONFIG)
+    ):
+        place = find(connection)
+        return Plan("", place.bus(), (), place, _listening(listen))  # publishing only
     target = target or connection.config or DEFAULT_CONFIG
+    listening = None
     if _is_config(target):
         from eventbus.config import load
 
         config = load(target, url=given_url(connection.url))
         services = config.services() if imports else config.outline()
         place = Place(config.url, config)
+        listening = config.listening(listen) if imports else None
     elif ":" in target:
         services = _services_at(target)
         place = find(connection)
+        listening = _listening(listen) if imports else None
     else:
         raise UsageError(f"{target!r}: give a file such as bus.toml, or a service as module:name, such as app:wms")
-    if not services:
-        raise UsageError(f"{target}: there is no service in it; add [services.NAME] with its routes")
-    return Plan(target, place.bus(), services, place)
+    if not services and listening is None:
+        raise UsageError(
+            f"{target}: there is no service in it; add [services.NAME] with its routes, or --listen to publish only"
+        )
+    return Plan(target, place.bus(), services, place, listening)
+
+
+def _listening(address: str | None) -> Listening | None:
+    if address is None and not any(name.startswith("EVENTBUS_LISTEN__") for name in os.environ):
+        return None
+    from eventbus.config.listening import listening_by_environment
+
+    return listening_by_environment(address)
 
 
 def _is_config(target: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -21,18 +22,30 @@ _SETTLED_IN: Final = 60.0
 """A worker that lived this long is started again without delay."""
 
 
-async def supervise(command: Sequence[str], number: int, *, url: str | None, patience: float) -> int:
+async def supervise(
+    command: Sequence[str], number: int, *, url: str | None, patience: float, listening: socket.socket | None = None
+) -> int:
     """Keep `number` processes of an `eventbus` command alive until SIGTERM or SIGINT; returns the exit code.
 
-    The URL goes through the environment: a command line can be read by every user of the machine.
+    The URL goes through the environment: a command line can be read by every user of the machine. `listening` is a
+    socket that they all take connections from.
     """
     environment = dict(os.environ) | ({"EVENTBUS_URL": url} if url else {})
-    return await _Supervisor([*command], environment, number, patience).run()
+    return await _Supervisor([*command], environment, number, patience, listening).run()
 
 
 class _Supervisor:
-    def __init__(self, command: list[str], environment: dict[str, str], number: int, patience: float) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        number: int,
+        patience: float,
+        listening: socket.socket | None,
+    ) -> None:
         self._command, self._environment = command, environment
+        self._listening = listening
+        self._up = asyncio.Event()
         self._number, self._patience = number, patience
         self._stopping = asyncio.Event()
         self._running: dict[int, asyncio.subprocess.Process] = {}
@@ -67,6 +80,9 @@ class _Supervisor:
 
     def _stop(self) -> None:
         self._stopping.set()
+        self._up.set()
+        if self._listening is not None:
+            self._listening.close()
         for process in self._running.values():
             if process.returncode is None:
                 process.terminate()
@@ -74,6 +90,8 @@ class _Supervisor:
     async def _keep(self, slot: int) -> None:
         """One place for a worker: start it, wait for its end, start the next one."""
         wait, first = FIRST_PAUSE, True
+        if slot > 1:
+            await self._up.wait()  # what is wrong with all of them is said once, by the first
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -96,17 +114,27 @@ class _Supervisor:
             wait, first = min(LONGEST_PAUSE, wait * 2), False
 
     async def _live(self, slot: int) -> int:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "eventbus",
-            *self._command,
-            "--worker",
-            str(slot),
-            stdin=asyncio.subprocess.PIPE,  # closed when we are gone, however we went
-            env=self._environment,
-            start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on once
-        )
+        ready, told = os.pipe()
+        inherited = [told]
+        command = [sys.executable, "-m", "eventbus", *self._command, "--worker", str(slot), "--ready-fd", str(told)]
+        if self._listening is not None:
+            inherited.append(self._listening.fileno())
+            command += ["--listen-fd", str(self._listening.fileno())]
+        loop = asyncio.get_running_loop()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,  # closed when we are gone, however we went
+                env=self._environment,
+                pass_fds=inherited,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on once
+            )
+        except BaseException:
+            os.close(ready)
+            raise
+        finally:
+            os.close(told)
+        loop.add_reader(ready, self._on_ready, ready)
         self._running[slot] = process
         telemetry.log(logging.INFO, "worker_started", {"worker": slot, "worker_pid": process.pid})
         if self._stopping.is_set():
@@ -114,7 +142,15 @@ class _Supervisor:
         try:
             return await process.wait()
         finally:
+            loop.remove_reader(ready)
+            os.close(ready)
             del self._running[slot]
+
+    def _on_ready(self, ready: int) -> None:
+        """A worker says that it is up, or is gone without a word."""
+        asyncio.get_running_loop().remove_reader(ready)
+        if os.read(ready, 1):
+            self._up.set()
 
     def _account(self, slot: int, code: int) -> None:
         # One SIGTERM never kills a worker that has begun; one that dies of it had nothing in hand yet.

@@ -28,6 +28,7 @@ class _Overridable(BaseSettings):
     prefix: str = ""
     provision: str = ""
     mapping: dict[str, object] = {}
+    listen: dict[str, object] = {}
     rabbit: dict[str, object] = {}
     kafka: dict[str, object] = {}
     redis: dict[str, object] = {}

@@ -16,10 +16,12 @@ from eventbus.bus import Bus
 from eventbus.config.building import Builder
 from eventbus.config.environment import overrides
 from eventbus.config.interpolation import interpolate
+from eventbus.config.listening import listening
 from eventbus.config.models import BROKER_TABLES, AdminTable, FileTable, told
 from eventbus.config.problems import Origin, Path, Problem, did_you_mean, one_line, safe_url
 from eventbus.config.validating import validate
 from eventbus.errors import ConfigError
+from eventbus.ingest.address import Listening
 from eventbus.redaction import redact_url
 from eventbus.service import Service
 
@@ -32,7 +34,7 @@ class BusConfig:
     url: str = field(repr=False)
     source: str
     prefix: str
-    """Where it publishes to: as written, else the common prefix of its services, else `default`."""
+    """Where it publishes to: as written, else the common prefix of its services, else that of `source`."""
     provision: ProvisionMode
     settings: Mapping[str, Mapping[str, object]] = field(repr=False)
     """The tables of the brokers; the URL decides which one is used."""
@@ -54,6 +56,10 @@ class BusConfig:
     def bus(self) -> Bus:
         """The bus, not yet open."""
         return Bus(self.url, source=self.source, prefix=self.prefix, provision=self.provision, settings=self.settings)
+
+    def listening(self, address: str | None = None) -> Listening | None:
+        """Where to listen for events, its token read; `address` goes before the file. None: nowhere."""
+        return listening(self._table.listen, self._origin, FilePath(self.file).parent, address)
 
     def _build(self, *, dry: bool) -> list[Service]:
         builder = Builder(self._table, FilePath(self.file).parent, dry)
@@ -136,7 +142,7 @@ def _config(file: str, table: FileTable, origin: Origin, settings: Mapping[str, 
         file=file,
         url=table.url,
         source=table.source,
-        prefix=table.prefix or (common.pop() if len(common) == 1 else naming.DEFAULT_PREFIX),
+        prefix=table.prefix or (common.pop() if len(common) == 1 else naming.prefix_of(table.source)),
         provision=table.provision,
         settings=MappingProxyType(settings),
         prefixes=MappingProxyType(prefixes),

@@ -29,6 +29,7 @@ from eventbus.forward.auth import Auth
 from eventbus.forward.breaker import Breaker
 from eventbus.forward.endpoint import check_url
 from eventbus.forward.signing import Signer
+from eventbus.ingest.address import Address, check_token
 from eventbus.policy import RetryPolicy
 from eventbus.registry import open_store
 from eventbus.service import MAX_IN_PLACE
@@ -381,6 +382,25 @@ class IdempotencyTable(Table):
 Rates = Annotated[list[RateTable], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
 
 
+class ListenTable(Table):
+    """`[listen]`: publishing over HTTP; a token where others than this machine can reach the address."""
+
+    address: Annotated[str, AfterValidator(_told_by(Address.parse))] | None = None
+    token: SecretStr | None = None
+    token_file: str | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> ListenTable:
+        if self.token is not None and self.token_file is not None:
+            raise wrong("give token or token_file, not both")
+        if self.token is not None:
+            try:
+                check_token(self.token.get_secret_value())
+            except ConfigError as error:
+                raise wrong(str(error), "token") from None
+        return self
+
+
 class MappingTable(Table):
     """`[mapping]`: where to find attributes in the body of a message that has no CloudEvents attributes."""
 
@@ -562,6 +582,7 @@ class FileTable(Table):
     prefix: Prefix | None = None
     provision: Literal["create", "verify", "off"] = "create"
     mapping: MappingTable = MappingTable()
+    listen: ListenTable = ListenTable()
     services: dict[ServiceName, ServiceTable] = Field(default_factory=dict)
     admin: AdminTable = AdminTable()
     rabbit: dict[str, object] = Field(default_factory=dict)

@@ -20,6 +20,7 @@ _BELOW: Final[Mapping[str, type[models.Table]]] = {
     "tls": models.TlsTable,
     "basic": models.BasicTable,
     "mapping": models.MappingTable,
+    "listen": models.ListenTable,
     "admin": models.AdminTable,
 }
 
@@ -39,11 +40,16 @@ def validate(document: Mapping[str, object]) -> tuple[models.FileTable | None, l
     try:
         return models.FileTable.model_validate(document), []
     except ValidationError as error:
-        return None, [_problem(details) for details in error.errors(include_url=False)]
+        return None, problems_of(error)
 
 
-def _problem(details: ErrorDetails) -> Problem:
-    kind, path, value = details["type"], tuple(details["loc"]), details["input"]
+def problems_of(error: ValidationError, at: Path = ()) -> list[Problem]:
+    """What pydantic found; `at` leads to the table that was validated."""
+    return [_problem(details, at) for details in error.errors(include_url=False)]
+
+
+def _problem(details: ErrorDetails, at: Path) -> Problem:
+    kind, path, value = details["type"], (*at, *details["loc"]), details["input"]
     context = details.get("ctx", {})
     if kind == "eventbus":
         if path and path[-1] == "[key]":

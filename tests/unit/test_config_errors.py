@@ -37,8 +37,24 @@ TABLE: dict[str, tuple[str, str]] = {
     "unknown table": ("[rabbitmq]\na = 1", "bus.toml: rabbitmq: unknown key; did you mean 'rabbit'?"),
     "unknown table of nobody": (
         "[xyzzy]\na = 1",
-        "bus.toml: xyzzy: unknown key; known are version, url, source, prefix, provision, mapping, services, admin, "
-        "rabbit, kafka, redis, sqlite or memory",
+        "bus.toml: xyzzy: unknown key; known are version, url, source, prefix, provision, mapping, listen, services, "
+        "admin, rabbit, kafka, redis, sqlite or memory",
+    ),
+    "listen without a port": (
+        "[listen]\naddress = '127.0.0.1'",
+        "bus.toml: listen.address = '127.0.0.1': write HOST:PORT, such as 127.0.0.1:8080",
+    ),
+    "listen with an odd token": (
+        "[listen]\ntoken = 'sekrit two'",
+        "bus.toml: listen.token = ***: the token must be printable ASCII without spaces, and not empty",
+    ),
+    "listen with two tokens": (
+        "[listen]\ntoken = 'sekrit'\ntoken_file = 'sekrit.txt'",
+        "bus.toml: listen: give token or token_file, not both",
+    ),
+    "listen with an unknown key": (
+        "[listen]\nport = 8080",
+        "bus.toml: listen.port: unknown key; known are address, token or token_file",
     ),
     "unknown key of the admin API": (
         '[admin]\nlisten_on = "x"',

@@ -169,7 +169,7 @@ class SqliteAdapter(Adapter):
         try:
             answer = _FOR_SOMEBODY if await self.writer.submit(Publish(prefix, lines)) else _FOR_NOBODY
         except NotStored as error:
-            answer = PublishResult("refused", str(error))
+            answer = PublishResult("refused", str(error), later=True)
         except FateUnknown as error:
             answer = PublishResult("unknown", str(error))
         if answer is not _FOR_SOMEBODY:
