@@ -55,6 +55,7 @@ class KafkaAdapter(Adapter):
         multi_process=True,
         delay_precision="tiers; the worker waits for the exact time",
         exact_depth=False,
+        key_order=True,
         max_event_bytes=1024 * 1024,
     )
 

@@ -149,6 +149,12 @@ def copy(record: Record, topic: str, delta: HeaderDelta, *, told: bool) -> Outgo
     return Outgoing(topic, record.key, _original(record, told=told), found)
 
 
+def with_body(record: Outgoing, body: bytes) -> bytes:
+    """What the value of a record becomes when its event gets another body."""
+    kind = next((raw for name, raw in record.headers if name == CONTENT_TYPE), None)
+    return wire.with_body(record.value or b"", None if kind is None else kind.decode("utf-8", "replace"), body)
+
+
 def with_metadata(letter: Outgoing, event: Event, service: str) -> Outgoing:
     """A dead letter with seed 3's `dlq_metadata` in its body, if that is a JSON object; it can be taken out again."""
     body = letter.value

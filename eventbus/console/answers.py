@@ -88,6 +88,24 @@ class Stats(TypedDict):
 Outcome: TypeAlias = Report
 
 
+class Turn(TypedDict):
+    """How one tenant of a service with fairness is doing."""
+
+    companyId: str
+    lastProcessedAt: str | None
+    roundsWithoutProcessing: int
+    currentPriority: int
+    totalProcessed: int
+    consecutiveBatchCount: int
+
+
+class Turns(TypedDict):
+    """The tenants of a service, the most urgent first; none where it does not run in this process, or has no turns."""
+
+    service: str
+    tenants: list[Turn]
+
+
 class WhoAmI(TypedDict):
     """The token's name, role and tenants (null: all)."""
 

@@ -119,8 +119,12 @@ class ShapedLane(Generic[Item]):
 
     def _resume(self, now: float) -> None:
         """Bring back the tenants whose time has come."""
+        resumed = False
         while self._paused and self._paused[0][0] <= now:
             self.ready.resume(heapq.heappop(self._paused)[1])
+            resumed = True
+        if resumed and self._paused:
+            self._shut()  # whoever watches the clock looked at the moment that is over, not at the next one
 
     def _next(self, now: float) -> Item | None:
         turns = self.ready

@@ -101,7 +101,9 @@ class Worker:
         self._holding: set[asyncio.Task[None]] = set()
         self._completed: Completed | None = None
         if service.idempotency is not None:
-            self._completed = Completed(service.name, service.idempotency, stores[service.idempotency.store])
+            self._completed = Completed(
+                f"{service.prefix}/{service.name}", service.idempotency, stores[service.idempotency.store]
+            )
         self._twins: list[Delivery] = []
         self._twins_asked: float | None = None
         self._runners: dict[int, Runner] = {}
@@ -524,23 +526,20 @@ class Worker:
             self._alarm.set()
 
     async def _retry_in_order(self, delivery: Delivery, retry: Retry) -> None:
-        while not self._stopping.is_set():
-            try:
-                if not await self._consumer.note(delivery, retry.headers):
-                    self._gone(delivery)
-                    return
-            except EventBusError as error:
-                telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
-                await wait_for(self._stopping, 1.0)
-                continue
-            delivery.history = headers.after_retry(delivery.history, retry.headers)
-            delivery.noted = delivery.suspect = False
-            if not self._stopping.is_set():
-                due_at = min(retry.due_at, self._clock.now() + MAX_IN_PLACE)
-                self._waiting.admit(delivery, due_at, always=True)
-                self._alarm.set()
+        try:
+            if not await self._consumer.note(delivery, retry.headers):
+                self._gone(delivery)
                 return
-        self._settler.add(delivery, Release(retry.headers))
+        except EventBusError as error:
+            # Its place matters more than the note: only a crash before the next one would forget this attempt.
+            telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
+        delivery.history = headers.after_retry(delivery.history, retry.headers)
+        delivery.noted = delivery.suspect = False
+        if self._stopping.is_set():
+            self._settler.add(delivery, Release(retry.headers))
+            return
+        self._waiting.admit(delivery, min(retry.due_at, self._clock.now() + MAX_IN_PLACE), always=True)
+        self._alarm.set()
 
     async def wait_in_place(self, delivery: Delivery, retry: Retry) -> bool:
         """Hold a delivery until its retry is due, with its attempts written down beside it."""

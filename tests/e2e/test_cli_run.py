@@ -90,6 +90,17 @@ def test_check_says_what_would_run_and_opens_nothing(cli: Cli) -> None:
     assert not list(cli.folder.glob("bus.db*"))
 
 
+def test_check_says_what_the_broker_cannot_keep(cli: Cli) -> None:
+    """A setting that needs a place to be kept, on a broker that has none: exit code 2, and what to write."""
+    text = """url = "amqp://127.0.0.1"\n[services.wms-a]\nidempotency = {}\n"""
+    (cli.folder / "rabbit.toml").write_text(text)
+    done = cli("run", "rabbit.toml", "--check")
+    assert done.returncode == 2
+    assert (
+        "wms-a.idempotency: rabbitmq has no place to keep it; name one, such as store = 'redis://host'" in done.stderr
+    )
+
+
 def test_check_of_a_service_in_code(cli: Cli) -> None:
     """`app:wms`, or a list of services."""
     for target in ("app:wms", "app:both"):

@@ -54,9 +54,9 @@ def _service(name: str, journal: Journal) -> Service:
 
 def ledger(journal: Journal) -> Service:
     """A service that keeps the order of keys, and fails one call in five."""
-    service = Service(
-        "wms-ledger", concurrency=32, prefetch=128, ordering="key", retry=RetryPolicy(max_retries=6, delay=0.02)
-    )
+    name = os.environ.get("FAULT_LEDGER", "wms-ledger")
+    retry = RetryPolicy(max_retries=6, delay=0.02)
+    service = Service(name, concurrency=32, prefetch=128, ordering="key", retry=retry)
     chance = random.Random()
 
     @service.on("#")
