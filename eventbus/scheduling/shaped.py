@@ -176,11 +176,11 @@ class ShapedLane(Generic[Item]):
         """Since when the next item has been ready."""
         return self.ready.oldest
 
-    def opens_at(self, now: float) -> float | None:
-        """When time alone lets something start that a rate holds back; what may start now is brought back first."""
-        self._resume(now)  # or one whose time has come would hide the others', which come later
+    @property
+    def opens_at(self) -> float | None:
+        """When time alone lets something start that a rate holds back."""
         moments = [self._paused[0][0]] if self._paused else []
-        if self.shut_until is not None and self.shut_until > now:
+        if self.shut_until is not None:
             moments.append(self.shut_until)
         soonest = min(moments, default=float("inf"))
         return soonest if len(self.ready) and soonest < float("inf") else None

@@ -198,9 +198,7 @@ class Worker:
 
     def _moments(self) -> list[float]:
         moments = [self._waiting.next_due, *(runner.next_batch_at for runner in self._batching)]
-        if self._shapes.lanes:
-            now = self._clock.now()
-            moments += [lane.opens_at(now) for lane in self._shapes.lanes]
+        moments += [lane.opens_at for lane in self._shapes.lanes]
         return [moment for moment in moments if moment is not None]
 
     @property

@@ -17,7 +17,6 @@ from eventbus import (
     ConfigError,
     Delivery,
     Event,
-    Fairness,
     Idempotency,
     Rate,
     RetryPolicy,
@@ -28,9 +27,8 @@ from eventbus.embedded.memory import MemoryAdapter
 from eventbus.embedded.memory_store import MemoryStore
 from eventbus.errors import BrokerUnavailable
 from eventbus.registry import adapter_class
-from eventbus.scheduling.fairness import Turns
 from eventbus.scheduling.rate import Window
-from eventbus.scheduling.shaped import KEPT_TENANTS, ShapedLane, TenantLimits
+from eventbus.scheduling.shaped import KEPT_TENANTS, TenantLimits
 from eventbus.store import Ask, Granted, Seen, Store, Words
 from eventbus.testing import TestBus
 from eventbus.testing.contract.harness import eventually
@@ -151,24 +149,6 @@ async def test_a_shared_rate_waits_for_its_store(caplog: pytest.LogCaptureFixtur
             assert seen == []
             adapter.beside.down = False
             await eventually(lambda: seen == [1], "it was handled")
-
-
-def test_the_next_moment_is_not_hidden_by_one_that_has_passed() -> None:
-    """Two tenants must wait, each for a time of its own: after the first time the lane still says the second."""
-    limits = TenantLimits(Rate(1, "10s", by="tenant"), lambda limit, tenant: Window(limit, 10.0))
-    now = 0.0
-    lane = ShapedLane(9, 99, Turns[str](Fairness()), lambda item: item, (), (limits,), lambda: now)
-    for start, tenant in ((0.0, "gold"), (4.0, "tin")):
-        now = start
-        for _ in range(2):
-            lane.push(tenant, now)
-        assert lane.take() == tenant
-        assert lane.take() is None
-    assert lane.opens_at(5.0) == 10.0
-    now = 11.0
-    assert lane.opens_at(now) == 14.0
-    assert [lane.take(), lane.take()] == ["gold", None]
-    assert lane.opens_at(now) == 14.0
 
 
 def test_tenants_that_are_gone_are_forgotten() -> None:
