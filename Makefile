@@ -51,9 +51,6 @@ faults: $(READY) brokers-install  ## the long kill tests (make test has a short 
 faults-kafka: $(READY) brokers-install  ## the same on three Kafka nodes, of which one after the other is killed
 	EVENTBUS_FAULT_KAFKA=3 $(BIN)/python -m pytest tests/faults/test_kafka_faults.py -v -k "coordinator or node"
 
-faults-kafka: $(READY) brokers-install  ## the same on three Kafka nodes, of which one after the other is killed
-	EVENTBUS_FAULT_KAFKA=3 $(BIN)/python -m pytest tests/faults/test_kafka_faults.py -v -k "coordinator or node"
-
 test-redis8: $(READY)  ## the Redis tests on Redis 8 and on Valkey 8, from Debian trixie's packages
 	@set -e; for server in $$(sh scripts/redis8.sh); do \
 		$$server --version; \
