@@ -61,9 +61,10 @@ def _reason(story: Mapping[str, object]) -> str:
 
 
 def _fingerprint(story: Mapping[str, object]) -> str:
+    status = headers.number(story.get(headers.FINAL_STATUS))
     return fingerprint(
         headers.text(story.get(headers.ERROR_TYPE)) or "",
-        headers.text(story.get(headers.ERROR_CODE)) or "",
+        headers.text(story.get(headers.ERROR_CODE)) or str(status or ""),
         headers.text(story.get(headers.FINAL_ERROR)) or _reason(story),
     )
 
@@ -87,9 +88,11 @@ _READ: Final[Mapping[Facet, Callable[[Event, Mapping[str, object]], str]]] = {
 def fingerprint(error_type: str, code: str, error: str) -> str:
     """What all cases of one error have in common: a short digest to choose by, and a text to read.
 
-    Type, code and the text without its numbers, ids, quoted values, addresses and times.
+    Type, code (or status) and the text without its numbers, ids, quoted values, addresses and times. A code that the
+    text begins with stays: 404 and 500 are two errors, whatever else they say.
     """
-    common = normalised(error)
+    said = f"{code}: "
+    common = said + normalised(error[len(said) :]) if code and error.startswith(said) else normalised(error)
     digest = hashlib.sha256("\0".join((error_type, code, common)).encode("utf-8", "replace")).hexdigest()[:8]
     return headers.cut(f"{digest} {common}", _MAX_VALUE)
 

@@ -114,3 +114,11 @@ def test_hours_become_groups_of_age() -> None:
         "-": 32,
     }
     assert list(by_age(hours, now).items()) == [("<2h", 3), ("2h-6h", 4), ("7d-30d", 8), (">30d", 16), ("-", 32)]
+
+
+def test_two_statuses_are_two_errors() -> None:
+    """What an endpoint said with 404 is not counted with what it said with 500, and the status can be read."""
+    story = {"x-final-status-code": 404, "x-final-error": "404: no order 7"}
+    other = story | {"x-final-status-code": 500, "x-final-error": "500: no order 8"}
+    found = [facets(Event("a"), each)["fingerprint"] for each in (story, other)]
+    assert [text.partition(" ")[2] for text in found] == ["404: no order <n>", "500: no order <n>"]
