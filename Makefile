@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test test-rabbit4 lint unit brokers brokers-install brokers-stop faults test-redis8 bench clean
+.PHONY: help demo test test-rabbit4 lint unit brokers brokers-install brokers-stop faults faults-kafka test-redis8 bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,7 @@ test-rabbit4: $(READY)  ## what concerns RabbitMQ on RabbitMQ 4, from Debian tri
 brokers-install: $(READY)  ## install the brokers the tests need, from Debian's packages and Maven, where they are missing
 	@sh scripts/redis.sh install
 	@$(BIN)/python -m tests.brokers.rabbit install
+	@$(BIN)/python -m tests.brokers.promtool
 	@$(BIN)/python -m tests.brokers.kafka install
 
 brokers: $(READY) brokers-install  ## start them on loopback to play with, and print their URLs (tests start their own)
@@ -45,6 +46,10 @@ brokers-stop:  ## stop what `make brokers` started
 
 faults: $(READY) brokers-install  ## the long kill tests (make test has a short version): SECONDS=120 to choose
 	EVENTBUS_FAULT_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest tests/faults -v
+	EVENTBUS_REDRIVE_LETTERS=5000 $(BIN)/python -m pytest tests/contract/test_dead_letter_operations.py -k killed -v -s
+
+faults-kafka: $(READY) brokers-install  ## the same on three Kafka nodes, of which one after the other is killed
+	EVENTBUS_FAULT_KAFKA=3 $(BIN)/python -m pytest tests/faults/test_kafka_faults.py -v -k "coordinator or node"
 
 test-redis8: $(READY)  ## the Redis tests on Redis 8 and on Valkey 8, from Debian trixie's packages
 	@set -e; for server in $$(sh scripts/redis8.sh); do \

@@ -1,11 +1,11 @@
-"""`python -m benchmarks [core] [sqlite] [redis] [rabbit] [shaping] [forward]`: figures; exits 1 if a goal is missed."""
+"""`python -m benchmarks [name ...]`: prints figures and ratios; exits 1 if a goal is missed."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-ALL = ("core", "sqlite", "redis", "rabbit", "shaping", "forward", "ingest")
+ALL = ("core", "sqlite", "redis", "rabbit", "kafka", "shaping", "forward", "outage", "ingest", "dead_letters")
 DEFAULT = ("core", "sqlite")  # the others need a broker (`make brokers`) and their peers (`pip install --group bench`)
 
 

@@ -117,7 +117,7 @@ _FILL = {"rabbit": _fill_rabbit, "redis": _fill_redis, "kafka": _fill_kafka, "sq
 
 
 @contextlib.contextmanager
-def _endpoint() -> Iterator[None]:
+def endpoint() -> Iterator[None]:
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.endpoint", str(PORT)], stdout=subprocess.PIPE, text=True
     )
@@ -131,7 +131,7 @@ def _endpoint() -> Iterator[None]:
         process.stdout.close()
 
 
-def _count() -> dict[str, float]:
+def count() -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/", timeout=30) as answer:
         return json.loads(answer.read())
 
@@ -158,16 +158,16 @@ def rss_of(pids: list[int]) -> float:
 
 def _measure(command: list[str], folder: Path) -> Run:
     """Start it, wait until the endpoint has every event, stop it; what the start itself took is not counted."""
-    with _endpoint():
+    with endpoint():
         process = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, env=environment())
         try:
-            while not _count()["events"]:
+            while not count()["events"]:
                 time.sleep(0.005)
                 if process.poll() is not None:
                     raise SystemExit(f"{command[0]} ended with {process.returncode}")
             before = cpu_of(family(process.pid))
-            missed = _count()["events"]
-            while (counted := _count())["events"] < NUMBER:
+            missed = count()["events"]
+            while (counted := count())["events"] < NUMBER:
                 time.sleep(0.05)
             pids = family(process.pid)
             run = Run(NUMBER, counted["last"] - counted["first"], 0.0, rss_of(pids))

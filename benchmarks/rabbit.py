@@ -158,13 +158,20 @@ async def _consume_faststream(number: int) -> Figure:
 
 
 async def _consume_ours(number: int, *, slow_every: int = 0) -> Figure:
+    """Ours. With slow ones the run ends a second after the last of them began, however fast the others are.
+
+    So of 30,000 messages at 15,000/s a third of the time is that one second, and from 30,000/s on it is more than half:
+    the rate until the last message has begun is printed too.
+    """
     service = Service("bench-work", concurrency=64, prefetch=PREFETCH)
-    left, done, seen = number, asyncio.Event(), 0
+    left, done, seen, begun = number, asyncio.Event(), 0, 0.0
 
     @service.on("#")
     async def handle(body: bytes) -> None:
-        nonlocal left, seen
+        nonlocal left, seen, begun
         seen += 1
+        if seen == number:
+            begun = time.perf_counter()
         if slow_every and seen % slow_every == slow_every // 2:
             await asyncio.sleep(1.0)
         left -= 1
@@ -173,9 +180,12 @@ async def _consume_ours(number: int, *, slow_every: int = 0) -> Figure:
 
     async with Bus(_url(), source="bench-api") as bus:
         await bus.provision(service)
+        started = time.perf_counter()
         with measured(number) as figure:
             async with bus.serving(service):
                 await done.wait()
+    if slow_every:
+        print(f"    {number / (begun - started):>9,.0f}/s  until the last message has begun")
     return figure
 
 

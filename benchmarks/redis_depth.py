@@ -109,13 +109,13 @@ async def _letters(url: str) -> dict[str, list[float]]:
             some = page.letters[50]
 
             async def one_back(take: Callable[[str], Awaitable[object]]) -> None:
-                # The newest, so that the depth stays what it is by all but a handful.
+                # The oldest; the depth stays what it is by all but a handful.
                 await take((await parking.browse(None, 1)).letters[0].address)
 
             operations: dict[str, Callable[[], Awaitable[object]]] = {
                 "count": parking.depth,
                 "first page of 100": lambda: parking.browse(None, 100),
-                "a page of 100 in the middle": lambda cursor=some.address: parking.browse(cursor, 100),  # type: ignore[misc]
+                "the page after a cursor": lambda cursor=some.address: parking.browse(cursor, 100),  # type: ignore[misc]
                 "show by event id": lambda id=some.event.id: parking.find(id),  # type: ignore[misc]
                 "stats by reason": lambda: parking.tally("reason"),
                 "stats by tenant": lambda: parking.tally("tenant"),

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.measure import DATA, goal, json_cost, measured, show
 from eventbus import Batch, Bus, Event, Fairness, Idempotency, Rate, RetryPolicy, Service
 from eventbus.worker import Worker
-from tests.brokers import rabbit
+from tests.brokers import kafka, rabbit
 from tests.brokers.redis import RedisServer
 
 NUMBER = 40_000
@@ -147,4 +147,8 @@ def run() -> bool:
             with rabbit.node("bench-shaping", rabbit.PORT + 6, Path(folder) / "rabbit") as broker:
                 share = asyncio.run(_fairness("rabbitmq", broker.url))
                 print(f"       rabbitmq: {share:.1f} events per event of the small ones (over the fetched window only)")
+        if kafka.installed():
+            with kafka.node(kafka.PORT + 6, Path(folder) / "kafka") as node:
+                share = asyncio.run(_fairness("kafka", node.url))
+                print(f"       kafka: {share:.1f} events per event of the small ones (over the fetched window only)")
     return all(met)

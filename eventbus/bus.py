@@ -201,6 +201,28 @@ class Bus:
 
     # --- consuming -------------------------------------------------------------------------------------------
 
+    def check(self, *services: Service) -> None:
+        """What this broker cannot keep is an error at start, never ignored. Asks nobody: the bus need not be open."""
+        from eventbus.registry import open_store
+        from eventbus.worker.shaping import check_store, stores_needed
+
+        broker, can = self.adapter.name, self.adapter.capabilities
+        for service in services:
+            if service.ordering and not can.key_order:
+                raise ConfigError(
+                    f"{service.name}.ordering = {service.ordering!r}: {broker} cannot keep the order of keys; "
+                    f"leave it out, or use a broker that can"
+                )
+            for url, setting in stores_needed(service):
+                store = self.adapter.store() if url is None else open_store(url)
+                check_store(service.name, setting, store, broker, one_process=not can.multi_process)
+            if service.idempotency is not None:
+                longest = max((route.policy.retry.total() for route in service.routes), default=0.0)
+                if service.idempotency.window <= longest:
+                    fields = {"service": service.name, "window": service.idempotency.window, "retries": longest}
+                    fix = {"fix": "make the window longer than all retries together, or a late copy is handled again"}
+                    telemetry.log(logging.WARNING, "idempotency_window_short", fields | fix)
+
     async def provision(self, *services: Service) -> None:
         """Subscribe services: from here on they get every event that is accepted, and none from before."""
         self._check_open()
@@ -249,8 +271,7 @@ class Bus:
 
         if not services:
             raise ConfigError("nothing to run: pass at least one Service")
-        for service in services:
-            self._check(service)
+        self.check(*services)
         if self._workers:
             raise ConfigError("this bus already runs services; pass all of them to one run() or serving()")
         await self.provision(*services)
@@ -294,34 +315,17 @@ class Bus:
             await stack.aclose()
             self._stores.clear()
 
-    def _check(self, service: Service) -> None:
-        """What this broker cannot keep is an error at start, never ignored."""
-        broker, can = self.adapter.name, self.adapter.capabilities
-        if service.ordering and not can.key_order:
-            raise ConfigError(
-                f"{service.name}.ordering = {service.ordering!r}: {broker} cannot keep the order of keys; "
-                f"leave it out, or use a broker that can"
-            )
-        if service.idempotency is not None:
-            longest = max((route.policy.retry.total() for route in service.routes), default=0.0)
-            if service.idempotency.window <= longest:
-                fields = {"service": service.name, "window": service.idempotency.window, "retries": longest}
-                fix = {"fix": "make the window longer than all retries together, or a late copy is handled again"}
-                telemetry.log(logging.WARNING, "idempotency_window_short", fields | fix)
-
     async def _open_stores(self, service: Service, stack: AsyncExitStack) -> None:
         from eventbus.registry import open_store
-        from eventbus.worker.shaping import check_store, stores_needed
+        from eventbus.worker.shaping import stores_needed
 
-        one_process = not self.adapter.capabilities.multi_process
-        for url, setting in stores_needed(service):
-            known = self._stores.get(url)
-            store = known or (self.adapter.store() if url is None else open_store(url))
-            checked = check_store(service.name, setting, store, self.adapter.name, one_process=one_process)
-            if known is None:
-                await checked.open()
-                stack.push_async_callback(checked.aclose)
-                self._stores[url] = checked
+        for url, _ in stores_needed(service):
+            if url not in self._stores:
+                store = self.adapter.store() if url is None else open_store(url)
+                assert store is not None  # checked before
+                await store.open()
+                stack.push_async_callback(store.aclose)
+                self._stores[url] = store
 
     # --- looking ---------------------------------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ from typing import Final
 
 from eventbus import headers
 from eventbus.adapter import Parked, Parking
-from eventbus.deadletter import DeadLetter
-from eventbus.filters import Filter
+from eventbus.filters import Filter, Glance
 
 PAGE: Final = 500
 
@@ -88,4 +87,4 @@ class Choice:
         sent = self._sent.get(letter.event.id)
         if sent is not None and headers.number(letter.headers.get(headers.REDRIVEN_COUNT)) >= sent:
             return False  # this very run has put it back, and it was parked again
-        return self._wanted.empty or self._wanted.matches(DeadLetter.read(letter, ""), self._now)
+        return self._wanted.empty or self._wanted.matches(Glance(letter), self._now)

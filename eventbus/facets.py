@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -48,22 +48,40 @@ _VARIABLE: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
 
 def facets(event: Event, story: Mapping[str, object]) -> dict[Facet, str]:
     """A letter's value of every facet, from its event and its reserved headers."""
-    reason = headers.text(story.get(headers.PARK_REASON)) or "unknown"
-    code = headers.text(story.get(headers.ERROR_CODE)) or ""
+    return {name: read(event, story) for name, read in _READ.items()}
+
+
+def facet(name: Facet, event: Event, story: Mapping[str, object]) -> str:
+    """A letter's value of one facet; a fingerprint costs more than all the others."""
+    return _READ[name](event, story)
+
+
+def _reason(story: Mapping[str, object]) -> str:
+    return headers.text(story.get(headers.PARK_REASON)) or "unknown"
+
+
+def _fingerprint(story: Mapping[str, object]) -> str:
+    return fingerprint(
+        headers.text(story.get(headers.ERROR_TYPE)) or "",
+        headers.text(story.get(headers.ERROR_CODE)) or "",
+        headers.text(story.get(headers.FINAL_ERROR)) or _reason(story),
+    )
+
+
+def _hour(story: Mapping[str, object]) -> str:
     parked = headers.moment(story.get(headers.PARKED_AT))
-    return {
-        "reason": _value(reason),
-        "status": str(headers.number(story.get(headers.FINAL_STATUS)) or NONE),
-        "code": _value(code),
-        "type": _value(event.type),
-        "tenant": _value(event.tenant or ""),
-        "fingerprint": fingerprint(
-            headers.text(story.get(headers.ERROR_TYPE)) or "",
-            code,
-            headers.text(story.get(headers.FINAL_ERROR)) or reason,
-        ),
-        "hour": hour_of(parked) if parked else NONE,
-    }
+    return hour_of(parked) if parked else NONE
+
+
+_READ: Final[Mapping[Facet, Callable[[Event, Mapping[str, object]], str]]] = {
+    "reason": lambda event, story: _value(_reason(story)),
+    "status": lambda event, story: str(headers.number(story.get(headers.FINAL_STATUS)) or NONE),
+    "code": lambda event, story: _value(headers.text(story.get(headers.ERROR_CODE)) or ""),
+    "type": lambda event, story: _value(event.type),
+    "tenant": lambda event, story: _value(event.tenant or ""),
+    "fingerprint": lambda event, story: _fingerprint(story),
+    "hour": lambda event, story: _hour(story),
+}
 
 
 def fingerprint(error_type: str, code: str, error: str) -> str:

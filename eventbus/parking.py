@@ -23,8 +23,9 @@ from eventbus.canary import Canary, parked_again
 from eventbus.choosing import Choice
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import ConfigError, UnknownLetter
-from eventbus.facets import Facet, by_age
+from eventbus.facets import Facet, by_age, facet
 from eventbus.filters import Filter
+from eventbus.settlement import HeaderDelta
 
 PAGE: Final = 500
 IMPORT_AT_ONCE: Final = 2000
@@ -32,6 +33,7 @@ MAX_IDS: Final = 1000
 
 StatKey: TypeAlias = Literal["reason", "status", "code", "type", "tenant", "fingerprint", "age"]
 STAT_KEYS: Final[tuple[StatKey, ...]] = get_args(StatKey)
+Mark: TypeAlias = tuple[str, float, str]
 Where: TypeAlias = "str | Filter | None"
 
 
@@ -96,10 +98,7 @@ class DeadLetters:
         wanted = self._filter(where)
         if wanted.empty:
             return await self._parking.depth()
-        number = 0
-        async for _ in self.all(wanted):
-            number += 1
-        return number
+        return sum([len(some) async for some in self._walk(wanted)])
 
     async def browse(self, where: Where = None, after: str | None = None, limit: int = 20) -> LetterPage:
         """A page of letters, oldest first; nothing is consumed. `after` is the `next` of the page before."""
@@ -110,11 +109,15 @@ class DeadLetters:
 
     async def all(self, where: Where = None) -> AsyncIterator[DeadLetter]:
         """Every letter, page by page."""
-        choice = Choice(self._parking, self._filter(where), self._now(), on_scan=self.on_scan)
+        async for some in self._walk(self._filter(where)):
+            for parked in some:
+                yield self._letter(parked)
+
+    async def _walk(self, wanted: Filter) -> AsyncIterator[list[Parked]]:
+        choice = Choice(self._parking, wanted, self._now(), on_scan=self.on_scan)
         async with self._parking.looking():
             while found := await choice.take(PAGE):
-                for parked in found:
-                    yield self._letter(parked)
+                yield found
 
     async def get(self, id: str) -> list[DeadLetter]:
         """The letters of one event id: more than one if a duplicate was parked too."""
@@ -124,13 +127,13 @@ class DeadLetters:
         """How many letters there are of each reason (status, code ...), most first; by age, youngest first."""
         if by not in STAT_KEYS:
             raise ConfigError(f"stats by {by!r}: use {', '.join(STAT_KEYS[:-1])} or {STAT_KEYS[-1]}")
-        facet: Facet = "hour" if by == "age" else by
+        name: Facet = "hour" if by == "age" else by
         wanted = self._filter(where)
-        counts = await self._parking.tally(facet) if wanted.empty else None
+        counts = await self._parking.tally(name) if wanted.empty else None
         if counts is None:
             scanned: Counter[str] = Counter()
-            async for letter in self.all(wanted):
-                scanned[letter.facets[facet]] += 1
+            async for some in self._walk(wanted):
+                scanned.update(facet(name, parked.event, parked.headers) for parked in some)
             counts = scanned
         return by_age(counts, self._now()) if by == "age" else dict(Counter(counts).most_common())
 
@@ -172,13 +175,17 @@ class DeadLetters:
         sent: dict[str, int] = {}  # event id -> times re-driven
 
         async def move(letters: Sequence[Parked]) -> list[Moved]:
-            now = self._now()
-            deltas = [headers.for_redrive(x.headers, by, now, reset_attempts=reset_attempts) for x in letters]
-            orders = [Redrive(x.address, delta, delay=wait) for x, delta in zip(letters, deltas, strict=True)]
+            now, deltas = self._now(), dict[int, HeaderDelta]()
+            orders = []
+            for letter in letters:  # letters that were put back equally often get the same delta
+                times = headers.number(letter.headers.get(headers.REDRIVEN_COUNT))
+                if times not in deltas:
+                    deltas[times] = headers.for_redrive(letter.headers, by, now, reset_attempts=reset_attempts)
+                orders.append(Redrive(letter.address, deltas[times], delay=wait))
             answers = await self._parking.redrive(orders)
-            for letter, delta, answer in zip(letters, deltas, answers, strict=True):
+            for letter, answer in zip(letters, answers, strict=True):
                 if answer == "done":
-                    sent[letter.event.id] = headers.number(delta[headers.REDRIVEN_COUNT])
+                    sent[letter.event.id] = headers.number(letter.headers.get(headers.REDRIVEN_COUNT)) + 1
             return answers
 
         report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
@@ -241,7 +248,7 @@ class DeadLetters:
         async def move(letters: Sequence[Parked]) -> list[Moved]:
             if export is not None:
                 export.writelines(letterlines.dump(self._letter(letter)) + "\n" for letter in letters)
-                _to_disk(export)
+                to_disk(export)
             return await self._parking.purge([letter.address for letter in letters])
 
         report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
@@ -268,10 +275,12 @@ class DeadLetters:
         So an import that was interrupted, or whose fate is unknown, is simply done again.
         """
         report, halt, numbered = Report(dry_run=dry_run), stop or asyncio.Event(), enumerate(lines, 1)
+        # Without an index each question about ids would walk along the whole queue: walk once.
+        known = None if await self._parking.tally("reason") is not None else await self._marks()
         try:
             while piece := list(islice(numbered, IMPORT_AT_ONCE)):
                 letters = [letterlines.load(line, number) for number, line in piece if line.strip()]
-                await self._import(letters, report)
+                await self._import(letters, report, known)
                 if progress is not None:
                     progress(report)
                 if halt.is_set():
@@ -284,9 +293,15 @@ class DeadLetters:
                 )
         return report
 
-    async def _import(self, letters: Sequence[Parked], report: Report) -> None:
+    async def _marks(self) -> set[Mark]:
+        return {_mark(parked) async for some in self._walk(self._filter(None)) for parked in some}
+
+    async def _import(self, letters: Sequence[Parked], report: Report, known: set[Mark] | None) -> None:
         report.matched += len(letters)
-        there = {_mark(letter) for letter in await self._parking.find_all([letter.event.id for letter in letters])}
+        there = known
+        if there is None:
+            found = await self._parking.find_all([letter.event.id for letter in letters])
+            there = {_mark(letter) for letter in found if self._mine(letter)}
         new: list[Parked] = []
         for letter in letters:
             if not self._mine(letter):
@@ -392,7 +407,7 @@ def _note(report: Report, letters: Sequence[Parked]) -> None:
     report.ids += [letter.event.id for letter in letters[: MAX_IDS - len(report.ids)]]
 
 
-def _mark(letter: Parked) -> tuple[str, float, str]:
+def _mark(letter: Parked) -> Mark:
     """What tells two letters of one event apart: when and where from it was parked."""
     story = letter.headers
     queue = headers.text(story.get(headers.ORIGINAL_QUEUE)) or ""
@@ -407,7 +422,8 @@ def _least(one: int, other: int | None) -> int:
     return one if other is None else min(one, other)
 
 
-def _to_disk(file: IO[str]) -> None:
+def to_disk(file: IO[str]) -> None:
+    """See that what was written stands on the disk."""
     file.flush()
     try:
         number = file.fileno()

@@ -331,7 +331,8 @@ class Service:
         needed = sum(route.capacity for route in self._declared)
         if self._prefetch is None:
             rated = [math.ceil(rate.limit * RATED_PREFETCH / rate.period) for rate in self.rates if rate.by == "all"]
-            return min(max(256, 2 * needed), 20_000, *rated)
+            least = 512 if self.idempotency else 256  # a store is asked for many at a time
+            return min(max(least, 2 * needed), 20_000, *rated)
         largest = max((route.capacity for route in self._declared), default=1)
         if self._prefetch < largest:
             raise ConfigError(

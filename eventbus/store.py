@@ -32,7 +32,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A wish for permits of one rate, shared under its name."""
+    """A wish for permits of one rate, shared under its name, which begins with "prefix/service/"."""
 
     name: str
     limit: int
@@ -64,7 +64,10 @@ class Store(ABC):
 
     @abstractmethod
     async def tell(self, service: str, words: Words, *, window: float, claim: float | None, owner: str) -> list[Seen]:
-        """Write down what is done and let go, then answer for each of the asks. One round trip."""
+        """Write down what is done and let go, then answer for each of the asks. One round trip.
+
+        `service` is "prefix/service"; events of other services are other events.
+        """
 
     @abstractmethod
     async def permits(self, asks: Sequence[Ask]) -> list[Granted]:

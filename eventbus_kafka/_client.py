@@ -26,7 +26,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 
 from eventbus.errors import BrokerError, BrokerUnavailable
-from eventbus_kafka._errors import Fenced, Refused, TooLarge, translate, translated
+from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, translate, translated
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
 from eventbus_kafka.records import Outgoing, Record
@@ -36,6 +36,8 @@ TP: TypeAlias = tuple[str, int]
 T = TypeVar("T")
 
 BATCH_BYTES: Final = 128 * 1024
+FEWEST_TOGETHER: Final = 64
+"""Records without a key that go to one partition before the next has its turn."""
 LONG_POLL: Final = 100
 """Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
 METADATA_AGE: Final = 10_000
@@ -413,12 +415,27 @@ class Producer:
                 for _, places in shelf:
                     for place in places:
                         answers[place] = late
-        if any(isinstance(answer, BrokerUnavailable) for answer in answers):
-            await self._drop()  # its sequence may have a hole now
-        for place, answer in enumerate(answers):
-            if isinstance(answer, TooLarge) and len(records) > 1:
-                answers[place] = (await self._deliver([records[place]]))[0]  # whose fault was it?
+        if any(answer is not None for answer in answers):
+            await self._drop()  # its sequence has a hole now: whatever came after the failure is out of order
+            await self._again(records, batches, answers)
         return answers
+
+    async def _again(
+        self,
+        records: Sequence[Outgoing],
+        batches: Mapping[TP, Sequence[tuple[Any, list[int]]]],
+        answers: list[BrokerError | None],
+    ) -> None:
+        """Of a batch that was too large, find the record whose fault it was; write what came out of order again."""
+        for shelf in batches.values():
+            for _, places in shelf:
+                answer = answers[places[0]]
+                if isinstance(answer, TooLarge) and len(places) > 1:
+                    for place in places:
+                        answers[place] = (await self._deliver([records[place]]))[0]
+                elif isinstance(answer, OutOfOrder):
+                    for place, again in zip(places, await self._deliver([records[p] for p in places]), strict=True):
+                        answers[place] = again
 
     async def _write(
         self, producer: Any, tp: TP, shelf: Sequence[tuple[Any, list[int]]], answers: list[BrokerError | None]
@@ -457,7 +474,7 @@ class Producer:
             else:
                 free.setdefault(topic, []).append(place)
         for topic, places in free.items():
-            piece = max(16, -(-len(places) // counts[topic]))
+            piece = max(FEWEST_TOGETHER, -(-len(places) // counts[topic]))
             for start in range(0, len(places), piece):
                 self._turn += 1
                 for place in places[start : start + piece]:
@@ -510,6 +527,7 @@ class GroupConsumer:
             fetch_max_wait_ms=LONG_POLL,
             session_timeout_ms=round(options.session_timeout * 1000),
             heartbeat_interval_ms=max(50, round(options.session_timeout * 100)),
+            max_poll_interval_ms=round(options.session_timeout * 10_000),  # we poll always, whatever handlers do
             rebalance_timeout_ms=round((options.drain + options.session_timeout) * 1000),
             # By topic: a new retry topic leaves the partitions of all others where they are.
             partition_assignment_strategy=(RangePartitionAssignor,),
@@ -529,10 +547,11 @@ class GroupConsumer:
         """Read these topics from now on; partitions move."""
         self._consumer.subscribe(list(topics), listener=self._listener)
 
-    async def poll(self, timeout: float) -> Mapping[TP, Sequence[Record]]:
-        """What was fetched. Never cancelled: a cancelled call leaves aiokafka's idle clock wrong for ever."""
+    async def poll(self, timeout: float, partitions: Iterable[TP] = ()) -> Mapping[TP, Sequence[Record]]:
+        """What was fetched, of all partitions or of some. Never cancelled: aiokafka's idle clock would stay wrong."""
+        some = [TopicPartition(*tp) for tp in partitions]
         with translated(self._client.where):
-            found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(timeout_ms=round(timeout * 1000))
+            found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(*some, timeout_ms=round(timeout * 1000))
         return found
 
     def seek(self, tp: TP, offset: int) -> None:

@@ -3,6 +3,7 @@
 BrokerError
 ├── TooLarge           the record is larger than its topic takes
 ├── Refused            the cluster answered, and said no; nothing was changed
+├── OutOfOrder         a record before it was refused, and it with it; nothing was changed
 ├── Fenced             the group has moved on: the partitions may belong to another consumer now
 └── BrokerUnavailable
 """
@@ -24,6 +25,10 @@ class TooLarge(BrokerError):
 
 class Refused(BrokerError):
     """The cluster said no."""
+
+
+class OutOfOrder(BrokerError):
+    """A record before it was refused, and so was it."""
 
 
 class Fenced(BrokerError):
@@ -58,6 +63,8 @@ def translate(error: BaseException, where: str) -> BrokerError:
     text = redact(f"{type(error).__name__}: {error}").rstrip(": ")
     if isinstance(error, (kafka.MessageSizeTooLargeError, kafka.RecordTooLargeError, kafka.RecordListTooLargeError)):
         return TooLarge(f"{where}: larger than the topic takes (max.message.bytes)")
+    if isinstance(error, kafka.OutOfOrderSequenceNumber):
+        return OutOfOrder(f"{where}: {text}")
     if isinstance(error, _REFUSALS):
         return Refused(f"{where}: {text}; docs/kafka.md lists the permissions that the bus needs")
     if isinstance(error, kafka.CommitFailedError):

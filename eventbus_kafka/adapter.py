@@ -42,6 +42,8 @@ from eventbus_kafka.state import Letters
 from eventbus_kafka.work import WorkConsumer
 
 TOPICS_AGE: Final = 30.0
+FEW_BYTES: Final = 32 * 1024
+"""More than attributes and headers of an event take: a body far below the limit needs no counting."""
 _STORED: Final = PublishResult("stored")
 _FOR_NOBODY: Final = PublishResult("stored", subscribed=False)
 
@@ -55,6 +57,7 @@ class KafkaAdapter(Adapter):
         multi_process=True,
         delay_precision="tiers; the worker waits for the exact time",
         exact_depth=False,
+        key_order=True,
         max_event_bytes=1024 * 1024,
     )
 
@@ -170,7 +173,7 @@ class KafkaAdapter(Adapter):
             except InvalidEvent as error:
                 results[place] = PublishResult("refused", str(error))
                 continue
-            if records.size_of(record) > room:
+            if len(event.body) > room // 2 - FEW_BYTES and records.size_of(record) > room:
                 results[place] = PublishResult("refused", f"larger than {room} bytes (kafka.max_event_bytes)")
                 continue
             ready.append(record)

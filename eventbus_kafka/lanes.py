@@ -28,12 +28,12 @@ class Lane:
     """
 
     __slots__ = (
-        "_bytes", "_given", "_legacy", "_legacy_end", "buffer", "dirty", "fenced", "held", "lead", "ledger", "limit",
-        "marked", "notes", "paused", "tier", "topic", "tp", "wanting",
+        "_bytes", "_given", "_legacy", "_legacy_end", "buffer", "dirty", "fenced", "full_since", "held", "lead",
+        "ledger", "limit", "marked", "notes", "paused", "tier", "tp", "wanting",
     )  # fmt: skip
 
     def __init__(self, tp: tuple[str, int], start: int, legacy: Legacy, *, tier: int | None, limit: int) -> None:
-        self.tp, self.topic = tp, tp[0]
+        self.tp = tp
         self.tier = tier
         """The delay of a retry topic in ms; None for any other."""
         self.ledger = Ledger(start)
@@ -49,6 +49,7 @@ class Lane:
         """Somebody waits for the mark to move on."""
         self.limit = limit
         self.paused = self.fenced = False
+        self.full_since = 0.0
         self.dirty = True
         self._bytes = 0
 

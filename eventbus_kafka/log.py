@@ -33,12 +33,15 @@ from eventbus_kafka.records import Record
 if TYPE_CHECKING:
     from eventbus_kafka.adapter import KafkaAdapter
 
+PATIENCE: Final = 0.5
+"""Seconds that a partition may stay full before it is paused."""
 POLL: Final = 0.1
 """How long one poll waits; a poll is never cancelled, so it is short."""
-MOST_BUFFERED: Final = 4096
+MOST_BUFFERED: Final = 2048
 LOOK_AGAIN: Final = 30.0
 """Seconds between two looks at which topics there are."""
 SETTLE_DOWN: Final = 5.0
+MOVING: Final = 2.0
 BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -65,6 +68,8 @@ class LogConsumer(Consumer, Moving):
         self._settled = asyncio.Event()
         self._commit_soon = asyncio.Event()
         self._settled_down = asyncio.Event()
+        self._roomy = asyncio.Event()
+        self._told = asyncio.Event()
         self._committing = asyncio.Lock()
         self._leaving = asyncio.Lock()
         self._failure: BrokerError | None = None
@@ -94,6 +99,7 @@ class LogConsumer(Consumer, Moving):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._settled_down.wait(), SETTLE_DOWN)
         self._closed = True
+        self._told.set()
         self.wake()
         self._adapter.closed(self)
         if self._tasks:
@@ -134,14 +140,26 @@ class LogConsumer(Consumer, Moving):
         failures = 0
         while not self._closed:
             try:
+                if self._moving and self._todo is None:
+                    # What is fetched before the lanes are there would be fetched again. But not to poll at all for
+                    # long would put us out of the group.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._told.wait(), MOVING)
                 if self._todo is not None:
                     await self._take_over(self._todo)
                 assert self._member is not None
-                batches = await self._member.poll(POLL)
+                hungry = self._hungry()
+                if not hungry and any(not lane.paused for lane in self._order if lane.full):
+                    self._roomy.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._roomy.wait(), POLL)
+                    continue
+                batches = await self._member.poll(POLL, hungry)
                 if self._moving:
                     self._dropped.update(batches)
                 else:
                     self._feed(batches)
+                    await self._pass_gaps()
                 await self._look_for_topics()
                 failures = 0
             except Fenced:
@@ -156,15 +174,47 @@ class LogConsumer(Consumer, Moving):
                 if not isinstance(error, BrokerUnavailable):
                     await self._rejoin()
 
+    def _hungry(self) -> list[TP]:
+        """Of which partitions to take what is fetched; none named: of all.
+
+        What a full lane does not take stays with the fetcher, at no cost, but there it holds up the other partitions
+        of its node; so one that stays full is paused, which throws away what was fetched ahead.
+        """
+        full = [lane for lane in self._order if lane.full]
+        if not full:
+            return []
+        now = asyncio.get_running_loop().time()
+        for lane in full:
+            lane.full_since = lane.full_since or now
+            if not lane.paused and (lane.tier or now - lane.full_since > PATIENCE) and self._member is not None:
+                lane.paused = True
+                self._member.pause(lane.tp)
+        return [lane.tp for lane in self._order if not lane.full]
+
     def _feed(self, batches: Mapping[TP, Sequence[Record]]) -> None:
         for tp, records in batches.items():
             lane = self.lanes.get(tp)
             if lane is None or not records:
                 continue
             lane.feed(records)
-            self._balance(lane)
         if batches:
             self._arrived.set()
+
+    async def _pass_gaps(self) -> None:
+        """Go past offsets at the end of a partition that no message has: markers, compacted ones.
+
+        Only here, between two polls, does the fetcher's position stand for what the lanes have seen.
+        """
+        epoch, member = self._epoch, self._member
+        for lane in self._order:
+            if lane.ledger.open or lane.buffer or member is None:
+                continue
+            position = await member.position(lane.tp)
+            if epoch != self._epoch or self._moving or lane.fenced:
+                return
+            if position > lane.ledger.position:
+                lane.ledger.advance(position)
+                lane.dirty = True
 
     async def _rejoin(self) -> None:
         """The member is of no use any more: begin anew."""
@@ -205,6 +255,7 @@ class LogConsumer(Consumer, Moving):
         self._epoch += 1
         self._dropped.clear()
         self._todo = list(partitions)
+        self._told.set()
 
     async def _take_over(self, partitions: Sequence[TP]) -> None:
         """Begin with the partitions that are ours now, or go on where nobody else had them meanwhile."""
@@ -233,7 +284,6 @@ class LogConsumer(Consumer, Moving):
         self.lanes, self._order = lanes, list(lanes.values())
         for lane in self._order:
             lane.paused, lane.dirty = False, True
-            self._balance(lane)
         self._moving, self._todo = False, None
         self._settled_down.set()
         self._commit_soon.set()
@@ -242,6 +292,7 @@ class LogConsumer(Consumer, Moving):
         """All partitions may go to others: let what runs come to its end, and commit."""
         self._epoch += 1
         self._moving, self._todo = True, None
+        self._told.clear()
         await self._stand_still(self._adapter.options.drain)
 
     async def _stand_still(self, drain: float) -> None:
@@ -287,17 +338,6 @@ class LogConsumer(Consumer, Moving):
             self.lost(held)
         self._settled.set()
 
-    def _balance(self, lane: Lane) -> None:
-        """Fetch no more of a lane that is full; fetch again once a good part of it is used up."""
-        if self._member is None:
-            return
-        if lane.full and not lane.paused:
-            lane.paused = True
-            self._member.pause(lane.tp)
-        elif lane.paused and lane.roomy:
-            lane.paused = False
-            self._member.resume(lane.tp)
-
     # --- give out --------------------------------------------------------------------------------------------
 
     async def receive(self, limit: int, timeout: float) -> list[Delivery]:
@@ -330,11 +370,18 @@ class LogConsumer(Consumer, Moving):
                         found.append(self._deliver(lane, record))
                     if lane.wanting:
                         self._commit_soon.set()
-                    if lane.paused:
-                        self._balance(lane)
+                    if lane.full_since and lane.roomy:
+                        self._make_room(lane)
         if lanes:
             self._order = [*lanes[1:], lanes[0]]
         return found
+
+    def _make_room(self, lane: Lane) -> None:
+        lane.full_since = 0.0
+        if lane.paused and self._member is not None:
+            lane.paused = False
+            self._member.resume(lane.tp)
+        self._roomy.set()
 
     def _due(self, lane: Lane) -> int:
         """How many records at the head of a lane may be given out now."""
@@ -401,9 +448,6 @@ class LogConsumer(Consumer, Moving):
         marks: dict[Lane, int] = {}
         offsets: dict[TP, tuple[int, str]] = {}
         for lane in lanes:
-            if not lane.ledger.open and not lane.buffer:
-                with contextlib.suppress(BrokerError):
-                    lane.ledger.advance(await member.position(lane.tp))
             lane.dirty = False
             at, metadata, marks[lane] = lane.commit(self._owner, held=held, ahead=ahead)
             offsets[lane.tp] = at, metadata

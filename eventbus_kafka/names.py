@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 from eventbus.adapter import Resource, Subscription, Topology
 from eventbus.errors import ConfigError
+from eventbus.naming import template_fields
 
 if TYPE_CHECKING:
     from eventbus_kafka.options import Options
@@ -41,17 +41,8 @@ def templates(given: Mapping[str, str]) -> Templates:
     for key, template in given.items():
         if key not in known:
             raise ConfigError(f"kafka.names.{key}: unknown name; known are {', '.join(known)}")
-        try:
-            used = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-        except ValueError as error:
-            raise ConfigError(f"kafka.names.{key} = {template!r}: {error}") from None
-        allowed = {"prefix"} if key == "main" else {"prefix", "service"} | ({"ms"} if key == "retry" else set())
-        if used - allowed:
-            name = sorted(used - allowed)[0]
-            raise ConfigError(
-                f"kafka.names.{key} = {template!r}: {{{name}}} cannot stand here; "
-                f"use {', '.join(f'{{{name}}}' for name in sorted(allowed))}"
-            )
+        allowed = ("prefix",) if key == "main" else ("prefix", "service", *(("ms",) if key == "retry" else ()))
+        used = template_fields(f"kafka.names.{key}", template, allowed)
         if key == "retry" and "ms" not in used:
             raise ConfigError(f"kafka.names.retry = {template!r}: needs {{ms}}, a topic for each delay")
     return Templates(**given)

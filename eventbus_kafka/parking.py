@@ -105,7 +105,9 @@ class KafkaParking(Parking):
         for address, order in orders.items():
             topic = await self._adapter.road(self._names, order.delay)
             copy = records.copy(found[address], topic, dict(order.headers), told=True)
-            copies.append(copy if order.body is None else copy._replace(value=order.body))
+            if order.body is not None:
+                copy = copy._replace(value=records.with_body(copy, order.body))
+            copies.append(copy)
         errors = await self._client.send(copies)
         failpoint("kafka.redrive.between-copy-and-state")
         fates: dict[str, Moved] = {}
@@ -121,6 +123,17 @@ class KafkaParking(Parking):
         mine = await self._letters.claim(list(found)) if found else set()
         await self._letters.say(mine, "purged")
         return ["done" if address in mine else "gone" for address in addresses]
+
+    async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
+        """Written to the topic of dead letters, and confirmed."""
+        await self._bounds()
+        ready = [
+            records.outgoing(
+                letter.event.rewritten(headers={**letter.event.headers, **letter.headers}), self._names.dlq
+            )
+            for letter in letters
+        ]
+        return ["done" if error is None else "failed" for error in await self._client.send(ready)]
 
     async def erase(self) -> int:
         """Take purged and re-driven letters out of the log for good; how many records that were.

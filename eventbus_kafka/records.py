@@ -27,6 +27,8 @@ EMBEDDED: Final = "x-eventbus-embedded"
 """On a dead letter whose body has a `dlq_metadata`: where that begins, and how long it is."""
 CONTENT_TYPE: Final = "content-type"
 _OURS: Final = frozenset({ORIGIN, EMBEDDED})
+_COMMON: Final = ["ce_specversion", "ce_id", "ce_type", "ce_source", "ce_time", CONTENT_TYPE]
+_VERSION: Final = ("ce_specversion", wire.SPEC_VERSION.encode())
 _from_iso: Final = datetime.fromisoformat
 _JSON: Final = JSON.encode()
 _texts: dict[bytes, str] = {}
@@ -56,8 +58,22 @@ class Outgoing(NamedTuple):
 
 def outgoing(event: Event, topic: str) -> Outgoing:
     """An event as a record. Raises InvalidEvent for what cannot be written."""
+    bare = event.key is None and event.tenant is None and event.correlation_id is None
+    bare = bare and event.process_after is None and event.expires_at is None
+    found: list[tuple[str, bytes | None]]
     try:
-        found: list[tuple[str, bytes | None]] = [("ce_" + name, text.encode()) for name, text in wire.attributes(event)]
+        if bare and not event.headers and not event.extensions:
+            found = [
+                _VERSION,
+                ("ce_id", event.id.encode()),
+                ("ce_type", event.type.encode()),
+                ("ce_source", (event.source or "/").encode()),
+                ("ce_time", event.time.isoformat().encode()),
+            ]
+            if event.content_type is not None:
+                found.append((CONTENT_TYPE, event.content_type.encode()))
+            return Outgoing(topic, None, event.body, found)
+        found = [("ce_" + name, text.encode()) for name, text in wire.attributes(event)]
         if event.content_type is not None:
             found.append((CONTENT_TYPE, event.content_type.encode()))
         for name, value in event.headers.items():
@@ -86,6 +102,10 @@ def incoming(
     `told`: the record is a copy of ours, and its reserved headers are true. On a shared topic they are a stranger's,
     and count for nothing. `letter`: they are headers of the event too, for readers of dead letters.
     """
+    if not told:
+        event = _common(record)
+        if event is not None:
+            return event, {}, ""
     attrs: dict[str, str] = {}
     story: dict[str, object] = {}
     own: dict[str, object] = {}
@@ -125,6 +145,24 @@ def incoming(
     return event, story, ""
 
 
+def _common(record: Record) -> Event | None:
+    """What nearly every message looks like, without a detour."""
+    headers = record.headers
+    if len(headers) != 6 or headers[5][1] != _JSON or [name for name, _ in headers] != _COMMON:
+        return None
+    id, type, source, time = headers[1][1], headers[2][1], headers[3][1], headers[4][1]
+    if not (id and type and time) or source is None:
+        return None
+    try:
+        moment = _from_iso(time.decode())
+        if moment.tzinfo is None:
+            return None
+        text = id.decode()
+    except ValueError:
+        return None
+    return Event.from_wire(text, _shared(type), _shared(source), moment, record.value or b"", JSON)
+
+
 def address(record: Record) -> str:
     """Where a record stands, in full: the id of a message that has none."""
     return f"{record.topic}/{record.partition}/{record.offset}"
@@ -147,6 +185,12 @@ def copy(record: Record, topic: str, delta: HeaderDelta, *, told: bool) -> Outgo
         if value is not None:
             found.append((name, str(value).encode("utf-8", "replace")))
     return Outgoing(topic, record.key, _original(record, told=told), found)
+
+
+def with_body(record: Outgoing, body: bytes) -> bytes:
+    """What the value of a record becomes when its event gets another body."""
+    kind = next((raw for name, raw in record.headers if name == CONTENT_TYPE), None)
+    return wire.with_body(record.value or b"", None if kind is None else kind.decode("utf-8", "replace"), body)
 
 
 def with_metadata(letter: Outgoing, event: Event, service: str) -> Outgoing:

@@ -18,8 +18,10 @@ from eventbus_kafka._client import Client
 from eventbus_kafka.records import Outgoing, Record
 
 Fate: TypeAlias = Literal["moving", "redriven", "purged", "read", "erased"]
-CLAIM_LASTS: Final = 60.0
-"""Seconds after which one who wanted to move a letter is taken for dead."""
+CLAIM_LASTS: Final = 10.0
+"""Seconds after which one who wanted to move a letter is taken for dead. Should it be alive after all, and only slow,
+the letter is moved twice."""
+LOOK_AGAIN: Final = 0.1
 
 
 class Letters:
@@ -79,15 +81,24 @@ class Letters:
         return self._gone
 
     async def claim(self, addresses: Sequence[str]) -> set[str]:
-        """Those of the letters that are ours to move now."""
+        """Those of the letters that are ours to move now; the others are gone.
+
+        What somebody else wanted to move is waited for: it goes, or its mover is dead and it is ours after all.
+        """
         me = secrets.token_hex(8)
-        now = time.time()
-        wanted = [address for address in addresses if not self._claimed(address, now)]
-        await self._say([(address, "moving", me) for address in wanted])
-        await self.refresh()
-        return {
-            address for address in wanted if not self.is_gone(address) and self._claims.get(address, ("", 0.0))[0] == me
-        }
+        left = list(addresses)
+        mine: set[str] = set()
+        patience = time.monotonic() + 3 * CLAIM_LASTS  # a clock that goes wrong elsewhere does not keep us for ever
+        while left and time.monotonic() < patience:
+            now = time.time()
+            wanted = [address for address in left if not self._claimed(address, now)]
+            await self._say([(address, "moving", me) for address in wanted])
+            if not wanted:
+                await asyncio.sleep(LOOK_AGAIN)
+            await self.refresh()
+            mine |= {address for address in wanted if self._claims.get(address, ("", 0.0))[0] == me}
+            left = [address for address in left if address not in mine and not self.is_gone(address)]
+        return mine
 
     def _claimed(self, address: str, now: float) -> bool:
         return address in self._claims and now <= self._claims[address][1] + CLAIM_LASTS

@@ -10,7 +10,7 @@ from eventbus import headers
 from eventbus.adapter import Settled, Subscription
 from eventbus.errors import UnknownService
 from eventbus.failpoints import failpoint
-from eventbus.settlement import FRESH, Ack, Delivery, Park, Release, Settlement
+from eventbus.settlement import FRESH, Ack, Delivery, Park, Release, Requeue, Retry, Settlement
 from eventbus_kafka import records
 from eventbus_kafka.lanes import Lane, receipt_of
 from eventbus_kafka.log import LogConsumer
@@ -124,8 +124,8 @@ class WorkConsumer(LogConsumer):
             if self._adapter.options.dlq_format == "embedded":
                 letter = records.with_metadata(letter, delivery.event, self._subscription.service)
             return letter
-        wait = max(0.0, settlement.due_at - time.time())  # type: ignore[union-attr]
-        topic = await self._adapter.road(self._names, wait)
+        assert isinstance(settlement, (Retry, Requeue))
+        topic = await self._adapter.road(self._names, max(0.0, settlement.due_at - time.time()))
         if topic not in self._topics:
             self.look_for_topics()
         return records.copy(record, topic, delta, told=told)

@@ -15,7 +15,7 @@ from typing import Final
 from eventbus import headers as reserved
 from eventbus.adapter import Settled
 from eventbus.errors import BrokerError, EventBusError
-from eventbus.event import Event
+from eventbus.event import Event, new_id
 from eventbus.settlement import Delivery, HeaderDelta, Release, Settlement
 from eventbus_rabbit import frames
 from eventbus_rabbit.consumer import CLOSE_TIMEOUT, RabbitConsumer, receipt_of
@@ -84,8 +84,9 @@ class SideNotes(Session):
 
     async def write(self, event: Event, delta: HeaderDelta) -> None:
         """Write a note durably; it takes the place of the one before."""
-        note = Event("eventbus.note", {"event": _name(event), "headers": dict(delta), "mark": event.id})
-        arrival = self._waiting[event.id] = asyncio.get_running_loop().create_future()
+        mark = new_id()
+        note = Event("eventbus.note", {"event": _name(event), "headers": dict(delta), "mark": mark})
+        arrival = self._waiting[mark] = asyncio.get_running_loop().create_future()
         try:
             await self._send(note)
             async with asyncio.timeout(ARRIVAL):
@@ -93,7 +94,7 @@ class SideNotes(Session):
         except TimeoutError:
             raise BrokerError(f"the note of {event.id} did not come back from {self._queue}") from None
         finally:
-            self._waiting.pop(event.id, None)
+            self._waiting.pop(mark, None)
         await self._drop_old()
 
     async def release(self, events: Sequence[Event]) -> None:

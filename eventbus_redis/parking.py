@@ -91,8 +91,11 @@ class RedisParking(Parking):
                 taken = headers.moment(letter.headers.get(headers.ENQUEUED_AT))
                 entry = [*fields.encode(letter.event), fields.STORY, fields.to_json(letter.headers)]
                 entry += (fields.ORIGIN, f"{round(taken * 1000)}-0".encode(), fields.EVENT_ID, letter.event.id.encode())
-                arguments += (letter.event.id, len(entry), *entry)
-            await self._adapter.client.run(_scripts.LETTERS_RESTORE, (self._keys.dlq, self._keys.ids), arguments)
+                facets = fields.facets_of(b"0-0", entry, letter.headers)
+                entry += (fields.FACETS, facets)
+                arguments += (letter.event.id, facets, len(entry), *entry)
+            keys = (self._keys.dlq, self._keys.ids, *self._keys.tallies)
+            await self._adapter.client.run(_scripts.LETTERS_RESTORE, keys, arguments)
         return ["done"] * len(letters)
 
     async def depth(self) -> int:

@@ -39,8 +39,7 @@ class RedisStore(Store):
         """One script call."""
         arguments: list[Argument] = [owner, round(window * 1000), round((claim or 0.0) * 1000)]
         arguments += [len(words.done), *words.done, len(words.let_go), *words.let_go, *words.asks]
-        # The braces are the hash tag: all keys of a service live on one node of a cluster.
-        answers = await self._client.run(_scripts.COMPLETED, (f"{{{service}}}:completed",), arguments)
+        answers = await self._client.run(_scripts.COMPLETED, (_key("completed", service),), arguments)
         return [_ANSWERS[answer] for answer in answers]
 
     async def permits(self, asks: Sequence[Ask]) -> list[Granted]:
@@ -48,6 +47,12 @@ class RedisStore(Store):
         answers = []
         for ask in asks:
             arguments = (ask.limit, round(ask.period * 1000), ask.wanted, GRAINS)
-            number, opens = await self._client.run(_scripts.PERMITS, (f"{{{ask.name}}}:rate",), arguments)
+            number, opens = await self._client.run(_scripts.PERMITS, (_key("rate", ask.name),), arguments)
             answers.append(Granted(number, opens / 1000))
         return answers
+
+
+def _key(kind: str, name: str) -> str:
+    """Names begin with the prefix: the hash tag of all keys of a bus, and what a user's rights are given for."""
+    prefix, _, rest = name.partition("/")
+    return f"{{{prefix}}}:{kind}:{rest}"

@@ -7,8 +7,19 @@ from typing import IO, Annotated
 
 from cyclopts import Parameter
 
-from eventbus.cli.connection import NOT_GIVEN, Connection
-from eventbus.cli.dlq_options import AsJson, Prefix, Service, Where, app, at_least_one, letters_of, new_file, scan_shown
+from eventbus.cli.dlq_options import (
+    NOT_GIVEN,
+    AsJson,
+    Connection,
+    Prefix,
+    Service,
+    Where,
+    app,
+    at_least_one,
+    letters_of,
+    new_file,
+    scan_shown,
+)
 from eventbus.cli.exits import DONE, Failure
 from eventbus.cli.interrupts import start, stop_signals
 from eventbus.cli.letters import SPARE, describe, summary

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import IO, Annotated
 
 from cyclopts import App, Parameter
 
-from eventbus.cli.connection import Connection, find, must_exist
+from eventbus.cli import connection as straight
+from eventbus.cli.connection import find, given_url, must_exist
 from eventbus.cli.exits import UsageError
 from eventbus.cli.output import progress
 from eventbus.durations import seconds
@@ -30,12 +32,34 @@ DryRun = Annotated[bool, Parameter(negative=(), help="Only say what would be don
 AsJson = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Connection(straight.Connection):
+    """Which bus, straight or through its admin API."""
+
+    api: str | None = None
+    """Through an admin API instead, such as http://127.0.0.1:8000; its token is in EVENTBUS_TOKEN or --token-file."""
+    token_file: str | None = None
+    """A file that holds the token for --api."""
+
+
+NOT_GIVEN = Connection()
+
+
 @asynccontextmanager
 async def letters_of(
     service: str, prefix: str | None, connection: Connection, where: str | None = None
 ) -> AsyncIterator[DeadLetters]:
     """The open queue of a service; what was typed wrong is told before anything is opened."""
     Filter.of(where)
+    if connection.api is not None:
+        from eventbus.cli.remote import read_token, remote_letters
+
+        if given_url(connection.url) or connection.config or prefix:
+            raise UsageError("give --api, or --url, --config and --prefix for the broker itself")
+        async with remote_letters(connection.api, service, read_token(connection.token_file)) as letters:
+            yield letters
+        return
     place = find(connection)
     target = place.service(service, prefix)
     bus = place.bus()

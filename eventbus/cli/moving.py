@@ -17,9 +17,10 @@ from typing import IO, Annotated, Literal, TypeAlias
 from cyclopts import Parameter
 
 from eventbus.canary import Canary
-from eventbus.cli.connection import NOT_GIVEN, Connection
 from eventbus.cli.dlq_options import (
+    NOT_GIVEN,
     AsJson,
+    Connection,
     DryRun,
     Ids,
     Limit,

@@ -75,6 +75,7 @@ def run(
         raise UsageError(f"--workers {workers}: must be from 1 to 1000")
     plan = make(target, connection, listen=listen)
     if check:
+        plan.bus.check(*plan.services)
         _report(plan, json)
         return DONE
     logs.configure(log, log_level)

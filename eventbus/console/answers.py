@@ -45,6 +45,8 @@ class Queue(TypedDict):
 
     queue: str
     service: str
+    subscribed: bool
+    """Whether the broker knows the service: one that never ran has no queue yet."""
     messages: int
     oldest_seconds: float | None
 
@@ -84,6 +86,24 @@ class Stats(TypedDict):
 
 
 Outcome: TypeAlias = Report
+
+
+class Turn(TypedDict):
+    """How one tenant of a service with fairness is doing."""
+
+    companyId: str
+    lastProcessedAt: str | None
+    roundsWithoutProcessing: int
+    currentPriority: int
+    totalProcessed: int
+    consecutiveBatchCount: int
+
+
+class Turns(TypedDict):
+    """The tenants of a service, the most urgent first; none where it does not run in this process, or has no turns."""
+
+    service: str
+    tenants: list[Turn]
 
 
 class WhoAmI(TypedDict):

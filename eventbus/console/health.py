@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from eventbus.bus import Bus
-from eventbus.errors import EventBusError
+from eventbus.errors import EventBusError, UnknownService
 from eventbus.redaction import redact
 from eventbus.service import Service
 from eventbus.worker import Health
@@ -37,6 +37,8 @@ class BrokerReadiness(Readiness):
         for service in self._services:
             try:
                 await self._bus.stats(service)
+            except UnknownService:
+                found[service.name] = ""  # the broker has answered: this one never ran
             except EventBusError as error:
                 found[service.name] = redact(str(error))
             else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final
 
-from eventbus import headers
+from eventbus import headers, letterlines
 from eventbus.console.answers import Count, Found, Lines, Messages, Outcome, Queue, Queues, Stats, encoded
 from eventbus.console.desk import OUT_OF_TIME, PATIENCE, Call, KnownQueue
 from eventbus.console.orders import (
@@ -20,6 +22,7 @@ from eventbus.console.orders import (
 from eventbus.console.problems import Problem
 from eventbus.console.routing import Route, endpoint
 from eventbus.deadletter import DeadLetter
+from eventbus.errors import ConfigError, UnknownService
 from eventbus.parking import Report
 from eventbus.redaction import redact
 
@@ -36,15 +39,24 @@ async def list_queues(call: Call) -> Queues:
 
 async def _queue(call: Call, queue: KnownQueue) -> Queue:
     letters = call.letters(queue)
-    number = await letters.count()
-    oldest: float | None = None
+    found: Queue = {
+        "queue": queue.name,
+        "service": queue.service.name,
+        "subscribed": True,
+        "messages": 0,
+        "oldest_seconds": None,
+    }
+    try:
+        number = found["messages"] = await letters.count()
+    except UnknownService:  # in the configuration, but never run
+        return found | {"subscribed": False}
     if number and call.caller.tenants is None:
-        oldest = (await call.desk.bus.stats(queue.service)).oldest_parked
+        found["oldest_seconds"] = (await call.desk.bus.stats(queue.service)).oldest_parked
     elif number:
         first = (await letters.browse(limit=1)).letters
         parked = first[0].parked_at if first else None
-        oldest = None if parked is None else max(0.0, time.time() - parked.timestamp())
-    return {"queue": queue.name, "service": queue.service.name, "messages": number, "oldest_seconds": oldest}
+        found["oldest_seconds"] = None if parked is None else max(0.0, time.time() - parked.timestamp())
+    return found
 
 
 @endpoint(ROUTES, "GET", QUEUE + "/messages", "viewer")
@@ -159,9 +171,20 @@ async def import_messages(call: Call, query: ImportQuery, body: bytes) -> Outcom
         lines = body.decode().split("\n")
     except UnicodeDecodeError:
         raise Problem(400, "bad-request", "the body is not UTF-8", "send what an export has given") from None
+    await asyncio.to_thread(_check_lines, lines, call.caller.tenants)
     async with call.stopping(PATIENCE) as stop:
         report = await call.letters().import_(lines, dry_run=query.dry_run, by=call.caller.name, stop=stop)
     return await _told(call, report, None, "import")
+
+
+def _check_lines(lines: Sequence[str], tenants: frozenset[str] | None) -> None:
+    """All of them before the first is parked: half an import would have nobody to tell of it."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        letter = letterlines.load(line, number)
+        if tenants is not None and letter.event.tenant not in tenants:
+            raise ConfigError(f"line {number} belongs to a tenant that is not yours")
 
 
 async def _told(call: Call, report: Report, where: str | None, what: str) -> Report:

@@ -64,12 +64,13 @@ class Metrics:
         """What Prometheus reads. A service the broker does not answer for is left out, not shown as empty."""
         from prometheus_client import REGISTRY, generate_latest
 
-        self._depths = {}
+        found: dict[str, Stats] = {}
         for service in self._services:
             try:
-                self._depths[service.name] = await self._bus.stats(service)
+                found[service.name] = await self._bus.stats(service)
             except EventBusError as error:
                 telemetry.log(logging.WARNING, "depth_unknown", {"service": service.name, "error": str(error)})
+        self._depths = found
         return generate_latest(REGISTRY).decode()
 
     def _queue_depth(self, _: CallbackOptions) -> Iterable[Observation]:

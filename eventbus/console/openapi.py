@@ -115,7 +115,7 @@ def _refusals(route: Route) -> list[int]:
     if "{queue}" in route.path:
         found |= {404, 409, 422, 503}
     if route.body is not None:
-        found |= {411, 413, 415}
+        found |= {413, 415}
     if route.path == "/readyz":
         found.add(503)
     return sorted(found)

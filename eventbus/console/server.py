@@ -68,6 +68,7 @@ async def serving(app: ASGIApp, listening: socket.socket) -> AsyncIterator[str]:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # whoever is on this machine could write any address into the audit log
         lifespan="off",
         h11_max_incomplete_event_size=64 * 1024,
         timeout_keep_alive=30,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
-from eventbus.console.answers import Alive, Ready, WhoAmI
+from eventbus.console.answers import Alive, Ready, Turn, Turns, WhoAmI
 from eventbus.console.desk import Call
 from eventbus.console.problems import Problem
 from eventbus.console.routing import Route, endpoint
@@ -41,6 +41,15 @@ async def metrics(call: Call) -> str:
     if call.desk.metrics is None:
         raise Problem(404, "no-metrics", "metrics are not collected here", "pip install 'eventbus-core[otel]'")
     return await call.desk.metrics.text()
+
+
+@endpoint(ROUTES, "GET", "/admin/fairness/{queue}", "viewer")
+async def tenants_turns(call: Call) -> Turns:
+    """How each tenant of a service with fairness is doing, in this process; the most urgent first."""
+    service, mine = call.queue.service, call.caller.tenants
+    turns = call.desk.bus.fairness(service)
+    shown = [turn.as_dict() for turn in turns if mine is None or turn.tenant in mine]
+    return {"service": service.name, "tenants": cast("list[Turn]", shown)}
 
 
 @endpoint(ADMIN, "GET", "/admin/whoami", "viewer")

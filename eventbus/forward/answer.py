@@ -15,13 +15,17 @@ from eventbus.status import ConsumerStatus, Outcome
 
 VERDICT_HEADER: Final = "x-eventbus-verdict"
 VERDICTS: Final = {status.value: status for status in ConsumerStatus}
+_DONE: Final = {status: Outcome(status=status) for status in range(200, 300)}
 _DIGITS: Final = re.compile(r"[0-9]{1,19}")
 _TEXT_TYPES: Final = re.compile(r"text/.*|application/(.*\+)?(json|xml)|application/x-www-form-urlencoded")
 
 
 def outcome_of_answer(answer: Answer, *, now: float) -> Outcome:
     """The outcome of a request that was answered; the status map has the last word unless a verdict was sent."""
-    verdict = VERDICTS.get(answer.headers.get(VERDICT_HEADER, "").strip().lower())
+    said = answer.headers.get(VERDICT_HEADER)
+    if said is None and answer.status in _DONE:
+        return _DONE[answer.status]
+    verdict = VERDICTS.get((said or "").strip().lower())
     if 200 <= answer.status <= 299 and verdict in (None, ConsumerStatus.ACK):
         return Outcome(status=answer.status, verdict=verdict)
     return Outcome(

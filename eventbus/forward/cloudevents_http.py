@@ -21,6 +21,7 @@ from eventbus import wire
 from eventbus.event import JSON, Event
 from eventbus.headers import is_reserved
 from eventbus.settlement import Delivery
+from eventbus.telemetry import TRACE_FIELDS
 
 Mode: TypeAlias = Literal["binary", "structured", "raw"]
 MODES: Final[tuple[Mode, ...]] = ("binary", "structured", "raw")
@@ -69,31 +70,34 @@ def build(delivery: Delivery, mode: Mode = "binary") -> tuple[HeaderList, bytes]
         if content_type:
             headers.append(("content-type", content_type))
         if mode == "binary":
-            headers += _attributes(event)
+            headers += [(f"ce-{name}", escape(text)) for name, text in wire.attributes(event)]
     headers.append(("idempotency-key", escape(event.id)))
     if event.extensions:
-        for name in ("traceparent", "tracestate"):
+        for name in TRACE_FIELDS:
             value = _text(event.extensions.get(name))
             if value:
                 headers.append((name, value))
-    headers.append(("x-eventbus-attempt", str(delivery.attempt)))
-    if delivery.max_attempts:
-        headers.append(("x-eventbus-max-attempts", str(delivery.max_attempts)))
-    headers.append(("x-eventbus-last-attempt", "true" if delivery.is_last_attempt else "false"))
-    headers.append(("x-eventbus-service", escape(delivery.service)))
+    headers += _told(delivery.attempt, delivery.max_attempts, delivery.is_last_attempt, delivery.service)
     if event.headers:
         headers += _foreign(event, {name for name, _ in headers})
     return headers, body
 
 
+@lru_cache(maxsize=1024)
+def _told(attempt: int, max_attempts: int, last: bool, service: str) -> tuple[tuple[str, str], ...]:
+    """What the endpoint is told about the attempt: the same few lines for nearly every event."""
+    limit = (("x-eventbus-max-attempts", str(max_attempts)),) if max_attempts else ()
+    return (
+        ("x-eventbus-attempt", str(attempt)),
+        *limit,
+        ("x-eventbus-last-attempt", "true" if last else "false"),
+        ("x-eventbus-service", escape(service)),
+    )
+
+
 def escape(text: str) -> str:
     """An attribute as a header value: percent-encoded UTF-8 where the binding asks for it."""
     return text if _NEEDS_NO_ESCAPE.fullmatch(text) else quote(text, safe=_UNESCAPED, errors="replace")
-
-
-def _attributes(event: Event) -> Iterator[tuple[str, str]]:
-    for name, text in wire.attributes(event):
-        yield f"ce-{name}", escape(text)
 
 
 def _without_odd_extensions(event: Event) -> Event:
@@ -126,9 +130,14 @@ def _envelope(event: Event, more: Mapping[str, object]) -> bytes:
 
 def _content_type(event: Event) -> str | None:
     if event.content_type:
-        return _text(event.content_type)
+        return _content_types(event.content_type)
     # Plain JSON from a broker without content types (Kafka, Redis): web frameworks parse a body only if it is named.
     return JSON if event.body[:1] in (b"{", b"[") else None
+
+
+@lru_cache(maxsize=256)
+def _content_types(content_type: str) -> str | None:
+    return _text(content_type)
 
 
 def _foreign(event: Event, taken: set[str]) -> Iterator[tuple[str, str]]:

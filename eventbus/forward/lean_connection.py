@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable
 from typing import Final, cast
@@ -34,6 +35,9 @@ class Connection(asyncio.Protocol):
         self.gone = False
         self.idle_since = 0.0
         self.expires = 0.0
+        self.deadline = math.inf
+        """When the request under way must be answered; its pool watches the deadlines of all."""
+        self._timeout = 0.0
         self._closed = closed
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
@@ -53,14 +57,13 @@ class Connection(asyncio.Protocol):
         self._trailing = False  # something follows it that is not ours
 
     async def exchange(self, request: bytes, body: bytes, deadline: float, timeout: float) -> Answer:
-        """Send a request and read its answer until the deadline. Raises SendFailed."""
-        loop = asyncio.get_running_loop()
+        """Send a request and read its answer; whoever calls sees to `expire` at the deadline. Raises SendFailed."""
         transport = self._transport
         assert transport is not None
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answer = answer
         self.silent, self.reusable, self._wire, self._interim = True, False, 0, 0
-        timer = loop.call_at(deadline, self._expire, timeout)
+        self.deadline, self._timeout = deadline, timeout
         transport.write(request)
         if body:
             transport.write(body)
@@ -71,7 +74,7 @@ class Connection(asyncio.Protocol):
             self.abort()
             raise
         finally:
-            timer.cancel()
+            self.deadline = math.inf
             self._answer = None
 
     @property
@@ -83,6 +86,12 @@ class Connection(asyncio.Protocol):
         """Close at once; nothing more is read nor written."""
         if self._transport is not None:
             self._transport.abort()
+
+    def expire(self) -> None:
+        """The deadline is over."""
+        if self._answer is not None and not self._answer.done():
+            self.silent = False  # there was time enough; this is no connection that was found closed
+            self._fail("timeout", f"no complete answer within {self._timeout:g} s")
 
     # --- asyncio.Protocol ------------------------------------------------------------------------------------
 
@@ -202,11 +211,6 @@ class Connection(asyncio.Protocol):
         assert self._answer is not None
         self._answer.set_exception(SendFailed(kind, text))  # type: ignore[arg-type]
         self.abort()
-
-    def _expire(self, timeout: float) -> None:
-        if self._answer is not None and not self._answer.done():
-            self.silent = False  # there was time enough; this is no connection that was found closed
-            self._fail("timeout", f"no complete answer within {timeout:g} s")
 
 
 def _why(error: Exception | None) -> str:

@@ -13,6 +13,7 @@ out once more, on a new connection. An endpoint that took the request and died m
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -70,6 +71,7 @@ class LeanSender:
         if connection is None:
             connection = await pool.connect(deadline, timeout)
         try:
+            pool.watch(deadline)
             return await connection.exchange(head, body, deadline, timeout)
         except SendFailed:
             if not (connection.kept and connection.silent):
@@ -78,6 +80,7 @@ class LeanSender:
             pool.give_back(connection)
         connection = await pool.connect(deadline, timeout)
         try:
+            pool.watch(deadline)
             return await connection.exchange(head, body, deadline, timeout)
         finally:
             pool.give_back(connection)
@@ -137,6 +140,8 @@ class _Pool:
         self._all: set[Connection] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf  # nobody's deadline is before this: one timer serves all requests
+        self._alarm: asyncio.TimerHandle | None = None
         self._lookup: asyncio.Task[Sequence[str]] | None = None
         self._looked_up = 0.0
         self._shut = False
@@ -162,6 +167,15 @@ class _Pool:
             self._sweeper = self.loop.call_later(_KEEP_ALIVE, self._sweep)
         if self._waiting:
             self._wake()
+
+    def watch(self, deadline: float) -> None:
+        """See to it that a request that is about to be sent is ended when it is overdue."""
+        if deadline >= self._alarm_at:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = deadline
+        self._alarm = self.loop.call_at(deadline, self._expire)
 
     async def connect(self, deadline: float, timeout: float) -> Connection:
         """A connection, new unless one is given back while we wait for a free place."""
@@ -196,6 +210,8 @@ class _Pool:
         self._shut = True
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._lookup is not None:
             self._lookup.cancel()
         self._idle.clear()
@@ -266,6 +282,18 @@ class _Pool:
         if connection in self._idle:
             self._idle.remove(connection)
         self._wake()
+
+    def _expire(self) -> None:
+        self._alarm, self._alarm_at = None, math.inf
+        now = self.loop.time()
+        for connection in list(self._all):
+            if connection.deadline <= now:
+                connection.expire()
+        following = min(
+            (connection.deadline for connection in self._all if connection.deadline > now), default=math.inf
+        )
+        if following < math.inf:
+            self.watch(following)
 
     def _sweep(self) -> None:
         self._sweeper = None

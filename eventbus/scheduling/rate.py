@@ -49,7 +49,6 @@ class Window:
         """When the next one may pass, if none may now."""
         return self._parts[0][1] + self.period if self._parts else 0.0
 
-    @property
-    def idle(self) -> bool:
-        """Whether it remembers nothing: `free` was asked, and the whole limit is there."""
-        return not self._parts
+    def idle(self, now: float) -> bool:
+        """Whether it has nothing to remember: the whole limit is free."""
+        return not self._parts or self._parts[-1][1] + self.period <= now

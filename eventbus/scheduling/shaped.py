@@ -13,6 +13,7 @@ from eventbus.shaping import Rate
 Item = TypeVar("Item")
 
 KEPT_TENANTS: Final = 10_000
+"""From so many on, those whose periods are over are forgotten: tenants come and go."""
 
 
 class Limiter(Protocol):
@@ -27,31 +28,30 @@ class Limiter(Protocol):
     def opens_at(self) -> float | None:
         """When the next may pass, if none may now; None where somebody else will tell."""
 
+    def idle(self, now: float) -> bool:
+        """Whether it can be forgotten, and made anew when it is needed again."""
+
 
 class TenantLimits:
     """A limiter for each tenant of one rate, made when it is first needed."""
 
-    __slots__ = ("_limiters", "_make", "rate")
+    __slots__ = ("_limiters", "_make", "_sweep_at", "rate")
 
     def __init__(self, rate: Rate, make: Callable[[int, str], Limiter]) -> None:
         self.rate = rate
         self._make = make
         self._limiters: dict[str, Limiter] = {}
+        self._sweep_at = KEPT_TENANTS
 
-    def of(self, tenant: str) -> Limiter:
+    def of(self, tenant: str, now: float) -> Limiter:
         """The tenant's own."""
         limiter = self._limiters.get(tenant)
         if limiter is None:
-            if len(self._limiters) >= KEPT_TENANTS:
-                self._forget()
+            if len(self._limiters) >= self._sweep_at:
+                self._limiters = {name: kept for name, kept in self._limiters.items() if not kept.idle(now)}
+                self._sweep_at = max(KEPT_TENANTS, 2 * len(self._limiters))
             limiter = self._limiters[tenant] = self._make(self.rate.limit_of(tenant), tenant)
         return limiter
-
-    def _forget(self) -> None:
-        """Tenants come and go; the half that was made first is made again if it returns: their periods are over."""
-        for tenant in list(self._limiters)[: KEPT_TENANTS // 2]:
-            if getattr(self._limiters[tenant], "idle", True):
-                del self._limiters[tenant]
 
 
 class ShapedLane(Generic[Item]):
@@ -119,13 +119,17 @@ class ShapedLane(Generic[Item]):
 
     def _resume(self, now: float) -> None:
         """Bring back the tenants whose time has come."""
+        resumed = False
         while self._paused and self._paused[0][0] <= now:
             self.ready.resume(heapq.heappop(self._paused)[1])
+            resumed = True
+        if resumed and self._paused:
+            self._shut()  # whoever watches the clock looked at the moment that is over, not at the next one
 
     def _next(self, now: float) -> Item | None:
         turns = self.ready
         while (tenant := turns.first()) is not None:
-            limiters = [limits.of(tenant) for limits in self._by_tenant]
+            limiters = [limits.of(tenant, now) for limits in self._by_tenant]
             shut = [limiter for limiter in limiters if limiter.free(now, turns.count(tenant)) <= 0]
             if shut:
                 opens = [limiter.opens_at() for limiter in shut]

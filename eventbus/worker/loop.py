@@ -101,7 +101,9 @@ class Worker:
         self._holding: set[asyncio.Task[None]] = set()
         self._completed: Completed | None = None
         if service.idempotency is not None:
-            self._completed = Completed(service.name, service.idempotency, stores[service.idempotency.store])
+            self._completed = Completed(
+                f"{service.prefix}/{service.name}", service.idempotency, stores[service.idempotency.store]
+            )
         self._twins: list[Delivery] = []
         self._twins_asked: float | None = None
         self._runners: dict[int, Runner] = {}
@@ -513,34 +515,34 @@ class Worker:
         """Try again here and not by the delayed road: the followers of its key wait. No slot is held meanwhile."""
         if isinstance(settlement, Retry):
             self._report_retry(delivery, settlement)
-            self._hold(self._retry_in_order(delivery, settlement))
-            return
-        self._requeued(delivery, outcome, now)
+        if isinstance(settlement, Retry) or delivery.noted:
+            self._hold(self._note_and_wait(delivery, outcome, settlement))
+        else:
+            self._requeued(delivery, outcome, now)
+            self._wait_in_order(delivery, settlement)
+
+    async def _note_and_wait(self, delivery: Delivery, outcome: Outcome, settlement: Retry | Requeue) -> None:
+        """Write the attempt down beside the message, or take back the note of a suspect that did no harm."""
+        try:
+            if not await self._consumer.note(delivery, settlement.headers):
+                self._gone(delivery)
+                return
+        except EventBusError as error:
+            # Its place matters more than the note: only a crash before the next one would forget this attempt.
+            telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
+        if isinstance(settlement, Retry):
+            delivery.history = headers.after_retry(delivery.history, settlement.headers)
+        else:
+            self._requeued(delivery, outcome, self._clock.now())
+        delivery.noted = delivery.suspect = False
+        self._wait_in_order(delivery, settlement)
+
+    def _wait_in_order(self, delivery: Delivery, settlement: Retry | Requeue) -> None:
         if self._stopping.is_set():
             self._settler.add(delivery, Release(settlement.headers))
-        else:
-            delivery.suspect = False
-            self._waiting.admit(delivery, min(settlement.due_at, now + MAX_IN_PLACE), always=True)
-            self._alarm.set()
-
-    async def _retry_in_order(self, delivery: Delivery, retry: Retry) -> None:
-        while not self._stopping.is_set():
-            try:
-                if not await self._consumer.note(delivery, retry.headers):
-                    self._gone(delivery)
-                    return
-            except EventBusError as error:
-                telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
-                await wait_for(self._stopping, 1.0)
-                continue
-            delivery.history = headers.after_retry(delivery.history, retry.headers)
-            delivery.noted = delivery.suspect = False
-            if not self._stopping.is_set():
-                due_at = min(retry.due_at, self._clock.now() + MAX_IN_PLACE)
-                self._waiting.admit(delivery, due_at, always=True)
-                self._alarm.set()
-                return
-        self._settler.add(delivery, Release(retry.headers))
+            return
+        self._waiting.admit(delivery, min(settlement.due_at, self._clock.now() + MAX_IN_PLACE), always=True)
+        self._alarm.set()
 
     async def wait_in_place(self, delivery: Delivery, retry: Retry) -> bool:
         """Hold a delivery until its retry is due, with its attempts written down beside it."""

@@ -59,8 +59,7 @@ class SharedRate:
         """The store will tell."""
         return None
 
-    @property
-    def idle(self) -> bool:
+    def idle(self, now: float) -> bool:
         """Whether nobody waits for it."""
         return not self.wanted
 

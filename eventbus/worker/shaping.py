@@ -53,7 +53,7 @@ class Shapes:
         flat: list[Limiter] = []
         by_tenant: list[TenantLimits] = []
         for number, rate in enumerate(rates):
-            name = f"{self._service.prefix}.{self._service.name}/{route}/{number}"
+            name = f"{self._service.prefix}/{self._service.name}/{route}/{number}"
             make = self._maker(rate, name)
             if rate.by == "tenant":
                 by_tenant.append(TenantLimits(rate, make))
@@ -94,8 +94,8 @@ def stores_needed(service: Service) -> list[tuple[str | None, str]]:
     return needed
 
 
-def check_store(service: str, setting: str, store: Store | None, broker: str, *, one_process: bool) -> Store:
-    """A store that can keep what it is asked to; else an error at start that says what to write."""
+def check_store(service: str, setting: str, store: Store | None, broker: str, *, one_process: bool) -> None:
+    """See that a store can keep what it is asked to; else an error at start says what to write."""
     if store is None:
         raise ConfigError(
             f"{service}.{setting}: {broker} has no place to keep it; name one, such as store = 'redis://host' "
@@ -106,7 +106,6 @@ def check_store(service: str, setting: str, store: Store | None, broker: str, *,
             f"{service}.rate: scope = 'service' is shared by all replicas, and memory:// is not; "
             f"store = 'redis://host' or 'sqlite:///file'"
         )
-    return store
 
 
 def _tenant(delivery: Delivery) -> str:

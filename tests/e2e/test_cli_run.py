@@ -90,6 +90,17 @@ def test_check_says_what_would_run_and_opens_nothing(cli: Cli) -> None:
     assert not list(cli.folder.glob("bus.db*"))
 
 
+def test_check_says_what_the_broker_cannot_keep(cli: Cli) -> None:
+    """A setting that needs a place to be kept, on a broker that has none: exit code 2, and what to write."""
+    text = """url = "amqp://127.0.0.1"\n[services.wms-a]\nidempotency = {}\n"""
+    (cli.folder / "rabbit.toml").write_text(text)
+    done = cli("run", "rabbit.toml", "--check")
+    assert done.returncode == 2
+    assert (
+        "wms-a.idempotency: rabbitmq has no place to keep it; name one, such as store = 'redis://host'" in done.stderr
+    )
+
+
 def test_check_of_a_service_in_code(cli: Cli) -> None:
     """`app:wms`, or a list of services."""
     for target in ("app:wms", "app:both"):
@@ -208,6 +219,25 @@ def test_a_worker_that_cannot_start_is_not_tried_for_ever(cli: Cli) -> None:
     (cli.folder / "folder").mkdir()
     done = cli("run", "bus.toml", "--workers", "2", "--url", "sqlite:///folder/none/bus.db", *LOG)
     assert done.returncode == 2
+
+
+def test_a_worker_that_keeps_dying_is_started_less_and_less_often(cli: Cli) -> None:
+    """Half a second, a second, two; the other one goes on meanwhile, and SIGTERM still ends it all with 0."""
+    cli.write("bus.toml", CONFIG)
+    cli.write("sitecustomize.py", DYING)
+    running = cli.start("run", "bus.toml", "--workers", "2", *LOG, env={"PYTHONPATH": str(cli.folder)})
+    ended = running.wait_for("worker_ended", 2)
+    assert [(row["worker"], row["exit_code"]) for row in ended[:2]] == [(2, 7), (2, 7)]
+    assert [row["next_start"] for row in ended[:2]] == [0.5, 1.0]
+    running.wait_for("started")
+    assert running.end() == 0
+
+
+DYING = """
+import os, sys
+if "--worker" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("--worker") + 1] == "2":
+    os._exit(7)
+"""
 
 
 def alive(pid: int) -> bool:

@@ -38,7 +38,7 @@ def _service(name: str, journal: Journal) -> Service:
         journal.write("call", delivery.service, event.id, delivery.attempt, time.time())
         if event.type == "order.poison":
             os._exit(POISONED)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(float(os.environ.get("FAULT_SLOW", "0")) if event.type == "order.slow" else 0.001)
         fate = zlib.crc32(f"{name}{event.id}".encode()) % 20
         if fate == 0 or (fate in (1, 2, 3) and delivery.attempt <= fate % 3 + 1):
             # fate 0 fails for ever and is parked; 1, 2 and 3 recover after one, two or three failures
@@ -54,9 +54,9 @@ def _service(name: str, journal: Journal) -> Service:
 
 def ledger(journal: Journal) -> Service:
     """A service that keeps the order of keys, and fails one call in five."""
-    service = Service(
-        "wms-ledger", concurrency=32, prefetch=128, ordering="key", retry=RetryPolicy(max_retries=6, delay=0.02)
-    )
+    name = os.environ.get("FAULT_LEDGER", "wms-ledger")
+    retry = RetryPolicy(max_retries=6, delay=0.02)
+    service = Service(name, concurrency=32, prefetch=128, ordering="key", retry=retry)
     chance = random.Random()
 
     @service.on("#")

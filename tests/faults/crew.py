@@ -49,6 +49,9 @@ class Crew:
         process.wait(10)
         self.kills += 1
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self._members[name].send_signal(number)
+
     def stop(self, name: str) -> int:
         process = self._members.pop(name)
         if process.poll() is None:

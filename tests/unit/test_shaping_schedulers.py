@@ -14,6 +14,7 @@ from eventbus.errors import ConfigError
 from eventbus.scheduling.fairness import Turns
 from eventbus.scheduling.keys import KeyLanes
 from eventbus.scheduling.rate import GRAINS, Window
+from eventbus.scheduling.shaped import ShapedLane, TenantLimits
 from eventbus.shaping import Fairness, Idempotency, Rate
 
 TENANTS = st.sampled_from(["", "acme", "globex", "initech", "umbrella", "hooli"])
@@ -294,3 +295,22 @@ def test_impossible_settings_say_what_is_allowed(make: object, text: str) -> Non
     with pytest.raises(ConfigError) as error:
         make()  # type: ignore[operator]
     assert text in str(error.value)
+
+
+def test_the_watch_is_told_of_the_next_tenant_when_one_may_go_on() -> None:
+    """Two tenants wait for times that are close together: when the first is over, the clock is set to the second."""
+    now, told = 0.0, 0
+
+    def tell() -> None:
+        nonlocal told
+        told += 1
+
+    rates = TenantLimits(Rate(1, 1.0, by="tenant"), lambda limit, tenant: Window(limit, 1.0))
+    lane: ShapedLane[str] = ShapedLane(9, 9, Turns(Fairness()), lambda item: item, [], [rates], lambda: now, tell)
+    for now, tenant in ((0.0, "gold"), (0.0, "gold"), (0.5, "tin"), (0.5, "tin")):
+        lane.push(tenant, now)
+        lane.take()
+    assert (lane.opens_at, told) == (1.0, 2)
+    now = 1.0  # the clock woke for gold, looked at the moments there were, and set the pool to work
+    assert lane.take() == "gold"
+    assert (lane.opens_at, told) == (1.5, 3)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from eventbus import headers as reserved
 from eventbus.adapter import Parked, Redrive
 from eventbus.embedded.sqlite import rows, tallies
-from eventbus.embedded.sqlite.leases import put_back
 from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
+from eventbus.settlement import HeaderDelta
 from eventbus.wire import with_body
+
+_COPY: Final = (
+    f"INSERT INTO events (seq, stored_at, {EVENT_COLUMNS}) SELECT j.value ->> 1, dlq.stored_at, "
+    f"{', '.join(f'dlq.{name}' for name in EVENT_COLUMNS.split(', '))} "
+    "FROM json_each(?) j CROSS JOIN dlq ON dlq.no = j.value ->> 0"
+)
+_QUEUE: Final = (
+    "INSERT INTO inflight (seq, subscription, due, headers) "
+    "SELECT j.value ->> 1, ?1, j.value ->> 2, json_patch(dlq.headers, ?2 -> (j.value ->> 3)) "
+    "FROM json_each(?3) j CROSS JOIN dlq ON dlq.no = j.value ->> 0"
+)
 
 
 class RedriveLetters(Operation[set[int]]):
@@ -29,28 +42,30 @@ class RedriveLetters(Operation[set[int]]):
 
     def run(self, tx: Transaction) -> set[int]:
         """Copy, queue and remove in one transaction: nothing is doubled, nothing is lost."""
-        found: list[tuple[int, str]] = tx.execute(
-            "SELECT no, headers FROM dlq WHERE no IN (SELECT value FROM json_each(?)) AND +subscription = ?",
+        found: list[tuple[int]] = tx.execute(
+            "SELECT no FROM dlq WHERE no IN (SELECT value FROM json_each(?)) AND +subscription = ?",
             (str(list(self.orders)), self.subscription),
         ).fetchall()
         if not found:
             return set()
         lowest: int = tx.execute("SELECT min(0, coalesce(min(seq), 0)) FROM events").fetchone()[0]
-        numbers = [number for number, _ in found]
-        tx.execute(
-            f"INSERT INTO events (seq, stored_at, {EVENT_COLUMNS}) SELECT ? - j.key, dlq.stored_at, "
-            f"{', '.join(f'dlq.{name}' for name in EVENT_COLUMNS.split(', '))} "
-            f"FROM json_each(?) j CROSS JOIN dlq ON dlq.no = j.value",
-            (lowest - 1, str(numbers)),
-        )
-        waiting = []
-        for position, (number, headers) in enumerate(found):
+        moves, patches = [], dict[int, tuple[int, HeaderDelta]]()
+        for position, (number,) in enumerate(found):
             order, seq = self.orders[number], lowest - 1 - position
-            if order.body is not None:
-                self._edit(tx, seq, order.body)
-            story = reserved.merge(rows.from_json(headers), order.headers)
-            waiting.append((seq, tx.now + round(order.delay * 1000), rows.to_json(story)))
-        put_back(tx, self.subscription, waiting)
+            # Many letters share one delta: it is written down once.
+            patch, _ = patches.setdefault(id(order.headers), (len(patches), order.headers))
+            moves.append((number, seq, tx.now + round(order.delay * 1000), patch))
+        values = json.dumps(moves)
+        tx.execute(_COPY, (values,))
+        # A header delta is a JSON merge patch: null takes one away.
+        deltas = json.dumps([dict(delta) for _, delta in patches.values()])
+        tx.execute(_QUEUE, (self.subscription, deltas, values))
+        for number, seq, _, _ in moves:
+            body = self.orders[number].body
+            if body is not None:
+                self._edit(tx, seq, body)
+        tx.wake("queue", self.subscription, min(move[2] for move in moves))
+        numbers = [number for number, _, _, _ in moves]
         _remove(tx, self.subscription, numbers)
         return set(numbers)
 

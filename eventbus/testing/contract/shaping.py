@@ -10,6 +10,7 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -128,12 +129,13 @@ class ShapingContract(Contract):
             await eventually(lambda: sorted(seen) == ["mail.due", "order.created"], "one of each was handled")
             assert bus.health[service.name].running == 0
 
-    async def test_a_rate_of_the_service_is_shared_or_refused(self, broker: BrokerUnderTest) -> None:
-        """scope="service" counts all replicas together; a broker that cannot share it asks for a store at start."""
+    async def test_a_rate_of_the_service_is_shared(self, broker: BrokerUnderTest, tmp_path: Path) -> None:
+        """scope="service" counts all replicas together; a broker without a store of its own asks for one at start."""
         calls: list[float] = []
+        store: str | None = None
 
         def replica() -> Service:
-            service = broker.service(rate=Rate(5, 0.8, scope="service"))
+            service = broker.service(rate=Rate(5, 0.8, scope="service", store=store))
 
             @service.on("#")
             async def handle(event: Event) -> None:
@@ -146,7 +148,7 @@ class ShapingContract(Contract):
                 with pytest.raises(ConfigError, match="store = "):
                     async with running(bus, replica()):
                         pass
-                return
+                store = f"sqlite:///{tmp_path}/store.db"
             one, two = replica(), replica()
             await bus.provision(one)
             await bus.publish_many([Event("mail.due", n) for n in range(15)])
@@ -191,12 +193,13 @@ class ShapingContract(Contract):
             assert await bus.dead_letters(service).count() == 0
         assert calls == [("a", 1), ("fails", 1), ("fails", 2), ("b", 1)]
 
-    async def test_completions_are_remembered_across_restarts_or_refused(self, broker: BrokerUnderTest) -> None:
-        """Without a store of its own the broker keeps them; one that cannot asks for a store at start."""
+    async def test_completions_are_remembered_across_restarts(self, broker: BrokerUnderTest, tmp_path: Path) -> None:
+        """The broker keeps them, or a store that is named; a broker without one of its own asks for it at start."""
         calls: list[str] = []
+        store: str | None = None
 
         def replica() -> Service:
-            service = broker.service(idempotency=Idempotency())
+            service = broker.service(idempotency=Idempotency(store))
 
             @service.on("#")
             async def handle(event: Event) -> None:
@@ -210,12 +213,12 @@ class ShapingContract(Contract):
                 with pytest.raises(ConfigError, match="store = "):
                     async with running(bus, service):
                         pass
-                return
+                store = f"sqlite:///{tmp_path}/store.db"
             for _ in range(2):
+                service = replica()
                 async with running(bus, service):
                     await bus.publish("mail.due", id="a")
                     await drained(bus, service)
-                service = replica()
         assert calls == ["a"]
 
     async def test_a_redrive_of_a_completed_event_is_not_handled_again(self, broker: BrokerUnderTest) -> None:

@@ -1,0 +1,161 @@
+"""Dead letters on a real Kafka: a log, a compacted state beside it, addresses that are offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from eventbus import Bus, DeadLetter, Event, RetryPolicy, Service
+from eventbus.testing.contract.harness import drained, eventually, running
+from eventbus_kafka import KafkaAdapter
+from eventbus_kafka.parking import KafkaParking
+from tests.adapter.test_kafka_log import Place, place
+
+__all__ = ["place"]
+
+
+def _parking(bus: Bus, service: Service) -> KafkaParking:
+    assert isinstance(bus.adapter, KafkaAdapter)
+    return bus.adapter.parking(service.name, service.prefix)
+
+
+async def _park(bus: Bus, service: Service, number: int, **options: object) -> None:
+    failing = Service(service.name, prefix=service.prefix, retry=RetryPolicy(max_retries=0))
+
+    @failing.on("#")
+    async def fail(event: Event) -> int:
+        return 500
+
+    await bus.provision(failing)
+    async with running(bus, failing):
+        await bus.publish_many([Event("order.created", {"n": n}, id=f"e{n}", key=str(n)) for n in range(number)])
+
+        async def parked() -> bool:
+            return await bus.dead_letters(service).count() == number
+
+        await eventually(parked, f"{number} parked")
+
+
+async def test_pages_go_over_partitions_by_the_time_of_parking(place: Place) -> None:
+    """Addresses are partition:offset; pages of any size show every letter once, oldest first."""
+    service = place.service()
+    async with place.bus(dlq_partitions=3) as bus:
+        await _park(bus, service, 40)
+        parking = _parking(bus, service)
+        whole = (await parking.browse(None, 100)).letters
+        assert len({letter.address.partition(":")[0] for letter in whole}) == 3
+        seen, cursor = [], None
+        while True:
+            page = await parking.browse(cursor, 7)
+            seen += [letter.address for letter in page.letters]
+            cursor = page.next
+            if cursor is None:
+                break
+        assert seen == [letter.address for letter in whole]
+        assert len(set(seen)) == 40
+        assert [letter.event.id for letter in await parking.find("e7")] == ["e7"]
+        assert await parking.count() == (40, True)
+
+
+async def test_the_state_says_what_is_gone_and_the_log_keeps_it(place: Place) -> None:
+    """Re-driven and purged letters are out of sight for everybody, though the log still has their records."""
+    service = place.service()
+    async with place.bus() as bus, place.bus() as other:
+        await _park(bus, service, 6)
+        letters = bus.dead_letters(service)
+        assert (await letters.redrive(["e0", "e1"])).done == 2
+        assert (await letters.purge(["e2"])).done == 1
+        assert await other.dead_letters(service).count() == 3
+        assert [letter.id for letter in (await other.dead_letters(service).browse()).letters] == ["e3", "e4", "e5"]
+        assert (await other.dead_letters(service).redrive(["e0"])).matched == 0
+        assert len(await place.read(f"{place.prefix}.dlq.{service.name}")) == 6
+        rows = await place.read(f"{place.prefix}.dlq-state.{service.name}")
+        last = {row.key.decode(): json.loads(row.value)["state"] for row in rows}  # type: ignore[attr-defined]
+        assert last == {"0:0": "redriven", "0:1": "redriven", "0:2": "purged"}
+        redriven = await place.read(f"{place.prefix}.retry.{service.name}.0")
+        assert len(redriven) == 2
+
+
+async def test_operators_at_the_same_time_move_each_letter_once(place: Place) -> None:
+    """Whoever was first in the log moves a letter; the others hear that it is gone."""
+    service = place.service()
+    async with place.bus() as one, place.bus() as two, place.bus() as three:
+        await _park(one, service, 20)
+        reports = await asyncio.gather(*(bus.dead_letters(service).redrive() for bus in (one, two, three)))
+        assert sum(report.done for report in reports) == 20
+        assert (await one.stats(service)).ready == 20
+        assert await one.dead_letters(service).count() == 0
+
+
+async def test_erasing_takes_letters_out_of_the_log_and_keeps_the_others(place: Place) -> None:
+    """What was purged is in no record any more; what stands before it is written again, with its story."""
+    service = place.service()
+    async with place.bus() as bus:
+        await _park(bus, service, 5)
+        letters = bus.dead_letters(service)
+        await letters.purge(["e1", "e3"])
+        parking = _parking(bus, service)
+        assert await parking.erase() == 2
+        assert sorted([letter.id async for letter in letters.all()]) == ["e0", "e2", "e4"]
+        assert await letters.count() == 3
+        begins = await bus.adapter.client.begins([(f"{place.prefix}.dlq.{service.name}", 0)])  # type: ignore[attr-defined]
+        assert list(begins.values()) == [4]
+        kept = [letter async for letter in letters.all()]
+        assert {letter.reason for letter in kept} == {"max-retries"}
+        assert await parking.erase() == 0
+        assert (await letters.redrive()).done == 3
+
+
+async def test_an_embedded_letter_reads_as_it_was_sent(place: Place) -> None:
+    """Seed 3's `dlq_metadata` stands in the body on the topic; our readers and a re-drive see the body of before."""
+    service = place.service()
+    seen: list[bytes] = []
+    async with place.bus(dlq_format="embedded") as bus:
+        await _park(bus, service, 1)
+        (record,) = await place.read(f"{place.prefix}.dlq.{service.name}")
+        metadata = json.loads(record.value)["dlq_metadata"]  # type: ignore[attr-defined]
+        assert (metadata["original_error"], metadata["retry_count"]) == ("500", 0)
+        assert metadata["dlq_published_at"] > 1_600_000_000_000
+        (letter,) = (await bus.dead_letters(service).browse()).letters
+        assert letter.body == b'{"n":0}'
+
+        @service.on("#")
+        async def handle(data: bytes) -> None:
+            seen.append(data)
+
+        assert (await bus.dead_letters(service).redrive()).done == 1
+        async with running(bus, service):
+            await eventually(lambda: seen, "it came back")
+    assert seen == [b'{"n":0}']
+
+
+async def test_readers_of_dead_letters_have_a_group_of_their_own(place: Place) -> None:
+    """What they acknowledge is gone; what they refuse stays; what was purged they never see."""
+    service = place.service()
+    seen: list[str] = []
+
+    @service.dead_letters(batch=10)
+    async def keep(letters: list[DeadLetter]) -> None:
+        seen.extend(letter.id for letter in letters)
+
+    @service.on("#")
+    async def handle(event: Event) -> None:
+        return None
+
+    async with place.bus() as bus:
+        await _park(bus, service, 6)
+        await bus.dead_letters(service).purge(["e0"])
+        async with running(bus, service):
+            await eventually(lambda: len(seen) == 5, "all that stood were read")
+
+            async def none_left() -> bool:
+                return await bus.dead_letters(service).count() == 0
+
+            await eventually(none_left, "they are gone")
+            await drained(bus, service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        committed = await bus.adapter.client.committed(f"{place.prefix}.{service.name}-dlq")
+        assert committed[f"{place.prefix}.dlq.{service.name}", 0][0] == 6
+        async with running(bus, service):
+            await drained(bus, service)
+    assert sorted(seen) == ["e1", "e2", "e3", "e4", "e5"]

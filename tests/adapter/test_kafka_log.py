@@ -1,0 +1,323 @@
+"""The adapter on a real Kafka: bad input, order, new partitions, tiers, commits seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Sequence
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+from eventbus import (
+    BrokerError,
+    Bus,
+    Delivery,
+    Event,
+    PublishError,
+    RetryPolicy,
+    Service,
+    TopologyMismatch,
+    UnknownService,
+)
+from eventbus.errors import BrokerUnavailable
+from eventbus.testing.contract.harness import drained, eventually, running
+from eventbus_kafka import KafkaAdapter
+from tests.brokers.kafka import shared_url
+
+SMALL = {"partitions": 1, "retry_partitions": 1, "dlq_partitions": 1, "session_timeout": "3s"}
+
+
+class Place:
+    """A prefix of its own on the shared broker."""
+
+    def __init__(self) -> None:
+        self.prefix = f"k{secrets.token_hex(4)}"
+        self.url = shared_url()
+        self.address = self.url.removeprefix("kafka://")
+
+    def bus(self, **settings: object) -> Bus:
+        return Bus(self.url, source="api", prefix=self.prefix, settings={"kafka": {**SMALL, **settings}})
+
+    def service(self, name: str = "stock", **options: object) -> Service:
+        options = {"retry": RetryPolicy(max_retries=1, delay=0.1), "grace": 5.0} | options
+        return Service(f"{self.prefix}-{name}", **options)  # type: ignore[arg-type]
+
+    async def produce(self, *records: tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]) -> None:
+        """As a stranger does it."""
+        producer = AIOKafkaProducer(bootstrap_servers=self.address, acks="all", max_request_size=5_000_000)
+        await producer.start()
+        try:
+            batch = producer.create_batch()
+            for key, value, headers in records:
+                batch.append(key=key, value=value, timestamp=None, headers=list(headers))
+            await (await producer.send_batch(batch, f"{self.prefix}.main", partition=0))
+        finally:
+            await producer.stop()
+
+    async def read(self, topic: str) -> list[object]:
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.address, enable_auto_commit=False)
+        await consumer.start()
+        try:
+            tp = TopicPartition(topic, 0)
+            consumer.assign([tp])
+            end = (await consumer.end_offsets([tp]))[tp]
+            consumer.seek(tp, 0)
+            found: list[object] = []
+            while len(found) < end:
+                found += (await consumer.getmany(timeout_ms=1000)).get(tp, [])
+            return found
+        finally:
+            await consumer.stop()
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+async def test_strange_records_are_retried_and_parked_to_the_byte(place: Place) -> None:
+    """Null key, null value, repeated and null headers: the same bytes on the retry topic and in the dead letter."""
+    service = place.service()
+    seen: list[tuple[str | None, bytes]] = []
+
+    @service.on("#")
+    async def handle(event: Event) -> int:
+        seen.append((event.key, event.body))
+        return 500
+
+    odd = [("h", b"1"), ("n", None), ("h", b"\xff\x00"), ("x-retries", b"77"), ("", b"e")]
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await place.produce((None, None, odd), (b"\xff", b"{}", []), (b"k", b"", odd))
+        async with running(bus, service):
+
+            async def parked() -> bool:
+                return await bus.dead_letters(service).count() == 3
+
+            await eventually(parked, "all three were parked")
+        letters = (await bus.dead_letters(service).browse()).letters
+    assert len(seen) == 6
+    assert {letter.retries for letter in letters} == {1}
+    assert sorted(letter.id for letter in letters) == [f"{place.prefix}.main/0/{n}" for n in range(3)]
+    for topic in (f"{place.prefix}.retry.{service.name}.100", f"{place.prefix}.dlq.{service.name}"):
+        found = {record.key: record for record in await place.read(topic)}  # type: ignore[attr-defined]
+        assert {key: record.value for key, record in found.items()} == {None: None, b"\xff": b"{}", b"k": b""}
+        for key in (None, b"k"):
+            kept = [(n, v) for n, v in found[key].headers if not n.startswith("x-")]
+            assert kept == [(name, value) for name, value in odd if name != "x-retries"]
+
+
+async def test_a_record_as_large_as_the_topic_takes_can_be_parked(place: Place) -> None:
+    """Retry and dead-letter topics take 64 KiB more than the shared one."""
+    service = place.service(retry=RetryPolicy(max_retries=0))
+
+    @service.on("#")
+    async def handle(event: Event) -> int:
+        return 500
+
+    largest = 200_000
+    async with place.bus(max_event_bytes=largest) as bus:
+        await bus.provision(service)
+        await place.produce((b"k", b"x" * (largest - 200), []))
+        async with running(bus, service):
+            await eventually(bus.dead_letters(service).count, "it was parked")
+        letter = (await bus.dead_letters(service).browse()).letters[0]
+    assert len(letter.body) == largest - 200
+
+
+async def test_a_dead_letter_topic_that_is_too_small_is_said_at_start(place: Place) -> None:
+    """A topic that somebody else made, and that would not take every message with its story, is a mismatch."""
+    service = place.service()
+    async with place.bus(max_event_bytes=200_000) as bus:
+        await bus.provision(service)
+    admin = AIOKafkaAdminClient(bootstrap_servers=place.address)
+    await admin.start()
+    from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+    dlq = f"{place.prefix}.dlq.{service.name}"
+    await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, dlq, {"max.message.bytes": "1000"})])
+    await admin.close()
+    async with place.bus(max_event_bytes=200_000) as bus:
+        with pytest.raises(TopologyMismatch, match=r"max\.message\.bytes is 1000"):
+            await bus.provision(service)
+
+
+async def test_an_event_that_kafka_refuses_is_refused_by_itself(place: Place) -> None:
+    """A topic with a smaller limit than we were told: the large one is refused, its neighbours are stored."""
+    service = place.service()
+    async with place.bus(max_event_bytes=200_000) as bus:
+        await bus.provision(service)
+    async with place.bus(max_event_bytes=1_000_000) as bus:
+        events = [Event("a", b"1", key="k"), Event("b", b"x" * 500_000, key="k"), Event("c", b"3", key="k")]
+        with pytest.raises(PublishError) as caught:
+            await bus.publish_many(events)
+        assert [result.status for result in caught.value.results] == ["stored", "refused", "stored"]
+        assert "max.message.bytes" in caught.value.results[1].error
+        assert (await bus.stats(service)).ready == 2
+
+
+async def test_publishing_where_nobody_subscribed_makes_no_topic(place: Place) -> None:
+    """The broker makes topics that are asked for by name; we ask for all of them."""
+    async with place.bus() as bus:
+        await bus.publish("a")
+        assert isinstance(bus.adapter, KafkaAdapter)
+        assert not [topic for topic in await bus.adapter.client.topics() if topic.startswith(place.prefix)]
+
+
+async def test_a_service_that_nobody_provisioned_is_unknown(place: Place) -> None:
+    """Consuming, looking and counting say so at once."""
+    service = place.service()
+    bus = Bus(place.url, prefix=place.prefix, provision="off", settings={"kafka": SMALL})
+    async with bus:
+        with pytest.raises(UnknownService):
+            async with running(bus, service):
+                pass
+        with pytest.raises(UnknownService):
+            await bus.stats(service)
+        with pytest.raises(UnknownService):
+            await bus.dead_letters(service).count()
+
+
+async def test_a_wrong_address_is_an_error_within_its_deadline() -> None:
+    """Nobody listens, or somebody listens who never answers."""
+    with socket.create_server(("127.0.0.1", 19199)):
+        for port in (19198, 19199):
+            async with asyncio.timeout(10):
+                with pytest.raises(BrokerUnavailable, match=str(port)):
+                    await Bus(f"kafka://127.0.0.1:{port}?connect_timeout=1s").open()
+
+
+async def test_partition_order_is_kept_by_a_single_handler(place: Place) -> None:
+    """concurrency=1: events of a partition are handled in the order they stand in, across a restart too."""
+    seen: list[object] = []
+
+    def replica() -> Service:
+        service = place.service(concurrency=1)
+
+        @service.on("#")
+        async def handle(event: Event) -> None:
+            seen.append(event.data)
+            await asyncio.sleep(0)
+
+        return service
+
+    async with place.bus() as bus:
+        await bus.provision(replica())
+        await bus.publish_many([Event("a", n, key="same") for n in range(300)])
+        async with running(bus, replica()):
+            await eventually(lambda: len(seen) > 50, "some were handled")
+    async with place.bus() as bus, running(bus, replica()):
+        await eventually(lambda: len(seen) >= 300, "all were handled")
+    assert seen == list(range(300))
+
+
+async def test_new_partitions_are_read_from_their_start(place: Place) -> None:
+    """What was written to a new partition before anybody noticed it is not skipped."""
+    service = place.service()
+    seen: list[str] = []
+
+    @service.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.type)
+
+    async with place.bus() as bus:
+        await bus.provision(service)
+        admin = AIOKafkaAdminClient(bootstrap_servers=place.address)
+        await admin.start()
+        await admin.create_partitions({f"{place.prefix}.main": NewPartitions(3)})
+        await admin.close()
+        async with place.bus() as other:
+            await other.publish_many([Event(f"e{n}", key=str(n)) for n in range(30)])
+        async with running(bus, service):
+            await eventually(lambda: len(seen) == 30, "all came", within=30)
+            await drained(bus, service)
+
+
+async def test_every_tier_that_exists_is_read(place: Place) -> None:
+    """Retries of a policy that nobody has any more come back all the same."""
+    calls: list[int] = []
+
+    def replica(delay: float) -> Service:
+        service = place.service(retry=RetryPolicy(max_retries=3, delay=delay), max_local_delay=0)
+
+        @service.on("#")
+        async def handle(event: Event, delivery: Delivery) -> int | None:
+            calls.append(delivery.attempt)
+            return 500 if delivery.attempt == 1 else None
+
+        return service
+
+    async with place.bus() as bus, running(bus, replica(1.3)):
+        await bus.publish("a")
+        await eventually(lambda: calls, "it failed once")
+        await eventually(lambda: _delayed(bus, replica(1.3)), "it waits on its road")
+    async with place.bus() as bus, running(bus, replica(60.0)):
+        await eventually(lambda: calls == [1, 2], "it came back")
+
+
+async def _delayed(bus: Bus, service: Service) -> bool:
+    return (await bus.stats(service)).delayed == 1
+
+
+async def test_provisioning_again_never_moves_a_group(place: Place) -> None:
+    """The ends are committed once; what came since is not skipped, with a new partition count neither."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(5)])
+        await asyncio.gather(*(bus.provision(service) for _ in range(3)))
+        assert (await bus.stats(service)).ready == 5
+
+
+async def test_a_group_with_members_cannot_be_unsubscribed(place: Place) -> None:
+    """Its consumers would go on reading."""
+    service = place.service()
+
+    @service.on("#")
+    async def handle(event: Event) -> None:
+        return None
+
+    async with place.bus() as bus, running(bus, service):
+        await bus.publish("a")
+        await drained(bus, service)
+        with pytest.raises(BrokerError, match="cannot be deleted"):
+            await bus.unsubscribe(service)
+
+
+async def test_attempts_of_in_place_retries_survive_in_the_commit(place: Place) -> None:
+    """Seed 3's blocking retry: a consumer that vanishes between two attempts costs none of them."""
+    service = place.service(retry=RetryPolicy(max_retries=5, delay=0.05, mode="in-place"))
+    sub = service.subscription()
+    calls: list[int] = []
+
+    @service.on("#")
+    async def handle(event: Event, delivery: Delivery) -> int | None:
+        calls.append(delivery.attempt)
+        return 500 if delivery.attempt < 5 else None
+
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish("a")
+        async with bus.adapter.consume(sub) as consumer:
+            (delivery,) = await _receive(consumer)
+            assert await consumer.note(delivery, {"x-retries": 2})
+            group = f"{place.prefix}.{service.name}"
+            assert isinstance(bus.adapter, KafkaAdapter)
+            committed = await bus.adapter.client.committed(group)
+            at, metadata = committed[f"{place.prefix}.main", 0]
+            assert at == 0
+            assert '"x-retries":2' in metadata
+        async with running(bus, service):
+            await eventually(lambda: calls and calls[-1] == 5, "it went on")
+            await drained(bus, service)
+    assert calls == [3, 4, 5]
+
+
+async def _receive(consumer: object) -> list[Delivery]:
+    while True:
+        found: list[Delivery] = await consumer.receive(1, 1.0)  # type: ignore[attr-defined]
+        if found:
+            return found

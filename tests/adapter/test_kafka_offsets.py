@@ -1,0 +1,262 @@
+"""What may be committed, and what the commit says about the rest: pure bookkeeping, with gaps and out of order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventbus import Event
+from eventbus.settlement import Delivery, History
+from eventbus_kafka.lanes import LARGEST_LEAD, SMALLEST_LEAD, Lane
+from eventbus_kafka.offsets import NOTHING, Ledger, Legacy, NoRoom, contains, decode, encode, merged, ranges_of
+
+OFFSETS = st.lists(st.integers(0, 400), unique=True, max_size=60).map(sorted)
+
+
+@pytest.mark.parametrize(
+    ("seen", "finished", "commit", "beyond"),
+    [
+        ([], [], 5, []),
+        ([5, 6, 7], [], 5, []),
+        ([5, 6, 7], [5], 6, []),
+        ([5, 6, 7], [7], 5, [(7, 8)]),
+        ([5, 6, 7], [7, 6], 5, [(6, 8)]),
+        ([5, 6, 7], [7, 6, 5], 8, []),
+        ([5, 9, 20], [5], 9, []),
+        ([5, 9, 20], [9], 5, [(9, 10)]),
+        ([5, 9, 20, 21], [20, 9], 5, [(9, 21)]),
+        ([5, 9, 20], [5, 9, 20], 21, []),
+    ],
+    ids=["nothing", "none", "first", "last", "two", "all", "gap", "beyond-gap", "over-gap", "all-with-gaps"],
+)
+def test_the_lowest_unfinished_offset_is_committed(
+    seen: list[int], finished: list[int], commit: int, beyond: list[tuple[int, int]]
+) -> None:
+    """Everything below the commit is finished; offsets that do not exist are not waited for."""
+    ledger = Ledger(5)
+    ledger.see(seen)
+    for offset in finished:
+        ledger.finish(offset)
+    assert (ledger.commit, ledger.finished()) == (commit, beyond)
+
+
+@given(OFFSETS, st.randoms(use_true_random=False), st.integers(0, 60))
+def test_no_commit_ever_passes_an_unfinished_message(seen: list[int], random: object, number: int) -> None:
+    """Finished in whatever order: below the commit nothing is open, and a restart handles exactly the rest."""
+    order = list(seen)
+    random.shuffle(order)  # type: ignore[attr-defined]
+    ledger = Ledger(0)
+    ledger.see(seen)
+    done = set(order[:number])
+    for offset in order[:number]:
+        ledger.finish(offset)
+        assert all(below in done for below in seen if below < ledger.commit)
+    left = [offset for offset in seen if offset not in done]
+    assert ledger.commit == (left[0] if left else ledger.position)
+    again = [o for o in seen if o >= ledger.commit and not contains(ledger.finished(), o)]
+    assert again == left
+    assert ledger.open == len(left)
+
+
+def test_trailing_markers_are_passed_only_when_nothing_is_open() -> None:
+    """The fetcher's own position counts once everything that was seen is finished."""
+    ledger = Ledger(0)
+    ledger.see([0, 1])
+    ledger.finish(1)
+    ledger.advance(7)
+    assert ledger.commit == 0
+    ledger.finish(0)
+    assert ledger.commit == 2
+    ledger.advance(7)
+    assert ledger.commit == 7
+
+
+def test_an_offset_is_not_seen_twice() -> None:
+    """A record from before the position is a bug of ours, and is not passed over in silence."""
+    ledger = Ledger(10)
+    with pytest.raises(ValueError, match="seen before"):
+        ledger.see([9])
+
+
+@given(OFFSETS, OFFSETS, st.dictionaries(st.integers(100, 140), st.just({"x-crashes": 2}), max_size=5))
+def test_metadata_says_what_was_written(
+    suspects: list[int], finished: list[int], notes: dict[int, dict[str, str | int]]
+) -> None:
+    """Ranges and notes come back as they were, from the commit on."""
+    mine = [offset + 100 for offset in suspects]
+    done = [offset + 100 for offset in finished]
+    text = encode(100, ranges_of(mine), ranges_of(done), notes, "me")
+    assert len(text) <= 4096
+    found = decode(100, text)
+    assert found == Legacy(ranges_of(mine), ranges_of(done), notes, "me")
+
+
+def test_what_does_not_fit_is_left_out_on_the_safe_side() -> None:
+    """Thousands of scattered offsets: more suspects and fewer finished ones are said, never the other way round."""
+    scattered = list(range(0, 20_000, 2))
+    text = encode(0, ranges_of(scattered), ranges_of(scattered))
+    assert len(text) <= 4096
+    found = decode(0, text)
+    assert all(contains(found.suspects, offset) for offset in scattered)
+    said = [offset for offset in range(20_000) if contains(found.finished, offset)]
+    assert said
+    assert set(said) <= set(scattered)
+
+
+def test_long_texts_of_notes_go_first() -> None:
+    """Attempts survive where their history does not fit; what does not fit even so is refused."""
+    notes = {offset: {"x-retries": 3, "x-attempts": "y" * 1500} for offset in range(5)}
+    found = decode(0, encode(0, (), (), notes))  # type: ignore[arg-type]
+    assert found.notes == {offset: {"x-retries": 3} for offset in range(5)}
+    with pytest.raises(NoRoom):
+        encode(0, (), (), {offset: {"x-first-failed-at": "2026-01-01T00:00:00.000Z"} for offset in range(200)})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "{", "[]", "{}", '{"s":"5-1"}', '{"s":7}', '{"n":[]}', '{"d":"a-b"}', "{" * 3000], ids=repr
+)
+def test_a_strangers_metadata_says_nothing(text: str) -> None:
+    """Another tool's commit, or a spoiled one: no suspects, nothing finished, no exception."""
+    found = decode(3, text)
+    assert (found.suspects, found.finished, dict(found.notes)) in (((), (), {}), ([], [], {}))
+
+
+def test_ranges_are_merged() -> None:
+    """Overlapping, touching and empty ranges become the fewest."""
+    assert merged([(5, 7), (1, 3), (3, 4), (6, 9), (8, 8)]) == [(1, 4), (5, 9)]
+    assert not contains([], 1)
+    assert [offset for offset in range(10) if contains([(1, 4), (5, 9)], offset)] == [1, 2, 3, 5, 6, 7, 8]
+
+
+# --- a lane: a partition in the hands of a consumer -------------------------------------------------------------
+
+
+def _records(*numbers: int) -> list[object]:
+    return [SimpleNamespace(offset=number, value=b"x" * 10) for number in numbers]
+
+
+def _lane(start: int = 0, legacy: Legacy = NOTHING, limit: int = 100) -> Lane:
+    return Lane(("t", 0), start, legacy, tier=None, limit=limit)
+
+
+def _hold(lane: Lane, record: object, *, crashes: int = 0, noted: bool = False) -> None:
+    delivery = Delivery(Event("a"), "s", "q", (lane, record), History(crashes=crashes), noted=noted)
+    lane.held[record.offset] = delivery  # type: ignore[attr-defined]
+
+
+def _commit(lane: Lane, **options: bool) -> Legacy:
+    at, text, mark = lane.commit("me", **options)
+    if options.get("ahead", True):
+        lane.marked = mark
+    return decode(at, text)
+
+
+def test_nothing_is_given_out_before_a_commit_says_so() -> None:
+    """A message that kills its process at once has left its trace before it was called."""
+    lane = _lane()
+    lane.feed(_records(0, 1, 2))  # type: ignore[arg-type]
+    assert lane.take(10) == []
+    assert lane.wanting
+    said = _commit(lane)
+    assert len(lane.take(10)) == 3
+    assert all(contains(said.suspects, offset) for offset in (0, 1, 2))
+
+
+def test_the_lead_grows_while_messages_come_fast_and_shrinks_again() -> None:
+    """A busy partition waits for no commit; an idle one has few suspects after a crash."""
+    lane = _lane(limit=10**6)
+    lane.feed(_records(*range(20_000)))  # type: ignore[arg-type]
+    leads = []
+    for _ in range(8):
+        _commit(lane)
+        lane.take(100_000)
+        leads.append(lane.lead)
+    assert leads[0] == SMALLEST_LEAD
+    assert leads[-1] == LARGEST_LEAD
+    while lane.buffer:
+        _commit(lane)
+        lane.take(100_000)
+    for _ in range(20):
+        _commit(lane)
+    assert lane.lead == SMALLEST_LEAD
+
+
+def test_after_a_crash_what_was_out_is_suspect_and_what_was_finished_is_not_handled_again() -> None:
+    """The next owner reads the last commit, and knows."""
+    lane = _lane()
+    lane.feed(_records(*range(10)))  # type: ignore[arg-type]
+    _commit(lane)
+    for record in lane.take(4):
+        _hold(lane, record)
+    lane.finish(2)
+    at, text, _ = lane.commit("me")
+    heir = _lane(at, decode(at, text))
+    heir.feed(_records(*range(10)))  # type: ignore[arg-type]
+    assert [record.offset for record in heir.buffer] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+    assert [offset for offset in (0, 1, 3) if heir.is_suspect(offset)] == [0, 1, 3]
+
+
+def test_what_was_released_or_never_given_out_is_no_suspect_after_an_orderly_end() -> None:
+    """Only what was held and never settled is."""
+    lane = _lane()
+    lane.feed(_records(*range(6)))  # type: ignore[arg-type]
+    _commit(lane)
+    taken = lane.take(4)
+    for record in taken:
+        _hold(lane, record)
+    for record in taken[1:3]:
+        del lane.held[record.offset]
+    lane.put_back(taken[1:3])
+    assert [record.offset for record in lane.buffer] == [1, 2, 4, 5]
+    said = _commit(lane, ahead=False)
+    assert list(said.suspects) == [(0, 1), (3, 4)]
+    assert list(_commit(lane, ahead=False, held=False).suspects) == []
+
+
+def test_suspicion_and_notes_survive_a_second_crash() -> None:
+    """What the owner before us said about messages we have not come to is said again by us."""
+    legacy = Legacy([(0, 1), (5, 6)], [(3, 4)], {5: {"x-crashes": 2}}, "other")
+    lane = _lane(0, legacy)
+    lane.feed(_records(0, 1))  # type: ignore[arg-type]
+    _commit(lane)
+    lane.take(1)
+    lane.finish(0)
+    said = _commit(lane, ahead=False)
+    assert contains(said.suspects, 5)
+    assert contains(said.finished, 3)
+    assert said.notes == {5: {"x-crashes": 2}}
+
+
+def test_a_call_that_moves_to_another_consumer_is_no_crash() -> None:
+    """The note for a running call is taken back when its partition moves; it stands again if it comes back."""
+    lane = _lane()
+    lane.feed(_records(0))  # type: ignore[arg-type]
+    _commit(lane)
+    _hold(lane, lane.take(1)[0], crashes=1, noted=True)
+    lane.notes[0] = {"x-crashes": 2}
+    assert _commit(lane, held=False, ahead=False).notes == {0: {"x-crashes": 1}}
+    assert _commit(lane).notes == {0: {"x-crashes": 2}}
+
+
+def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
+    """Fetching stops, and goes on only when a good part is used up."""
+    lane = _lane(limit=8)
+    lane.feed(_records(*range(8)))  # type: ignore[arg-type]
+    assert lane.full
+    _commit(lane)
+    lane.take(5)
+    assert not lane.full
+    assert not lane.roomy
+    lane.take(1)
+    assert lane.roomy
+    wide = _lane(limit=10**6)
+    wide.ledger.see(range(60_000))
+    assert wide.full
+    for offset in range(1, 60_000):
+        wide.ledger.finish(offset)
+    assert wide.full, "one slow message holds tens of thousands of finished ones"
+    wide.ledger.finish(0)
+    assert not wide.full

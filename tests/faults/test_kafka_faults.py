@@ -1,0 +1,208 @@
+"""Faults on a real Kafka: killed, stopped and restarted consumers, a killed broker, moving coordinators, gaps.
+
+A short run is part of `make test`; the others take minutes: `make faults`, and with three nodes `make faults-kafka`.
+`EVENTBUS_FAULT_MESSAGES` says how many events at least (5,000).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from eventbus import Bus, Event
+from eventbus_kafka.records import outgoing
+from tests.brokers.kafka import KafkaNode, cluster, node
+from tests.faults.journal import read
+from tests.faults.kafka_run import CONSUMERS, PUBLISHERS, Run, accept, running
+
+LONG = "EVENTBUS_FAULT_SECONDS" in os.environ
+THREE = os.environ.get("EVENTBUS_FAULT_KAFKA") == "3"
+MESSAGES = int(os.environ.get("EVENTBUS_FAULT_MESSAGES", "5000"))
+takes_minutes = pytest.mark.skipif(not LONG, reason="takes minutes: run by `make faults`")
+needs_three = pytest.mark.skipif(not THREE, reason="needs three nodes: run by `make faults-kafka`")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[KafkaNode]]:
+    """A broker made to be killed."""
+    with node(19120, Path(tmp_path_factory.mktemp("kafka"))) as found:
+        yield [found]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[KafkaNode]]:
+    """Three brokers: replication 3, two of them in sync at least."""
+    with cluster(19140, Path(tmp_path_factory.mktemp("kafka"))) as found:
+        yield found
+
+
+async def test_killed_consumers_lose_nothing_in_short(alone: list[KafkaNode], tmp_path: Path) -> None:
+    """Both consumers die by SIGKILL, one of them between the copy and the commit; none of a few hundred is lost."""
+    async with running(alone, "short", tmp_path, 400, publishers=PUBLISHERS[:1], pause="0.1") as run:
+        await run.published(150)
+        await run.progress()
+        run.crew.kill(CONSUMERS[0])
+        run.start(CONSUMERS[0], EVENTBUS_FAILPOINT="kafka.settle.between-copy-and-commit:0.2")
+        await run.published(300)
+        await run.until(lambda: not run.crew.running(CONSUMERS[0]), "it died at the failpoint")
+        run.start(CONSUMERS[0])
+        run.crew.kill(CONSUMERS[1])
+        run.start(CONSUMERS[1])
+        await run.published(400)
+
+
+@takes_minutes
+async def test_killed_consumers_lose_nothing(alone: list[KafkaNode], tmp_path: Path) -> None:
+    """Consumers die by SIGKILL again and again, at random and at the worst moments."""
+    async with running(alone, "consumer-kill", tmp_path, MESSAGES) as run:
+        points = ("kafka.settle.between-copy-and-commit", "kafka.commit.before", "kafka.commit.after")
+        for part in range(1, 9):
+            await run.published(MESSAGES * part // 9)
+            victim = CONSUMERS[part % 2]
+            run.crew.kill(victim)
+            run.start(victim, EVENTBUS_FAILPOINT=f"{points[part % 3]}:0.05" if part % 4 < 2 else "")
+        for consumer in CONSUMERS:
+            run.crew.kill(consumer)
+            run.start(consumer)
+        await run.published(MESSAGES)
+
+
+@takes_minutes
+async def test_rolling_restarts_lose_nothing(alone: list[KafkaNode], tmp_path: Path) -> None:
+    """One consumer after the other is restarted, while handlers run: a rebalance at every step."""
+    async with running(alone, "rolling", tmp_path, MESSAGES) as run:
+        for part in range(1, 13):
+            await run.published(MESSAGES * part // 13)
+            one = CONSUMERS[part % 2]
+            assert run.crew.stop(one) in (0, 1, -signal.SIGTERM)
+            run.start(one)
+        await run.published(MESSAGES)
+
+
+@takes_minutes
+async def test_a_frozen_consumer_comes_back_as_a_stranger(alone: list[KafkaNode], tmp_path: Path) -> None:
+    """SIGSTOP beyond the session timeout: others take over, and what it says when it wakes up counts for nothing."""
+    async with running(alone, "frozen", tmp_path, MESSAGES) as run:
+        for part in (1, 2, 3):
+            await run.published(MESSAGES * part // 4)
+            run.crew.signal(CONSUMERS[part % 2], signal.SIGSTOP)
+            await asyncio.sleep(7)
+            await run.progress()
+            run.crew.signal(CONSUMERS[part % 2], signal.SIGCONT)
+            await run.progress()
+        await run.published(MESSAGES)
+
+
+@takes_minutes
+async def test_a_killed_broker_loses_nothing(alone: list[KafkaNode], tmp_path: Path) -> None:
+    """SIGKILL of the only broker in the middle of retries, three times."""
+    async with running(alone, "broker-kill", tmp_path, MESSAGES) as run:
+        for part in (1, 2, 3):
+            await run.published(MESSAGES * part // 4)
+            await asyncio.to_thread(alone[0].restart)
+            await run.progress()
+        await run.published(MESSAGES)
+
+
+@takes_minutes
+async def test_a_handler_slower_than_the_poll_interval_keeps_its_partition(
+    alone: list[KafkaNode], tmp_path: Path
+) -> None:
+    """A handler of 14 s, where a consumer that does not poll for 10 s is put out: called once, neighbours go on."""
+    env = {"FAULT_SLOW": "14"}
+    async with running(alone, "slow", tmp_path, MESSAGES, consumer_env=env, session_timeout="1s") as run:
+        await run.progress()
+        async with Bus(run.url, source="wms-api", settings=run.settings) as bus:
+            slow = [Event("order.slow", {"n": n}, id=f"slow-{n}") for n in range(6)]
+            await bus.publish_many(slow)
+        accept(run.journal, [event.id for event in slow])
+        await run.published(MESSAGES)
+        await run.until(lambda: _calls(run, "slow-") >= 12, "the slow ones were called")
+    firsts = Counter(tuple(record[1:3]) for record in read(run.journal) if _is_first_call(record, "slow-"))
+    assert set(firsts.values()) == {1}
+
+
+@takes_minutes
+async def test_partitions_added_under_load_are_read_from_their_start(alone: list[KafkaNode], tmp_path: Path) -> None:
+    """Six partitions become twelve while publishers and consumers run."""
+    async with running(alone, "grown", tmp_path, MESSAGES) as run:
+        await run.published(MESSAGES // 3)
+        main = next(iter(run.names.values())).main
+        alone[0].tool(
+            "org.apache.kafka.tools.TopicCommand",
+            *("--bootstrap-server", alone[0].address, "--alter", "--topic", main, "--partitions", "12"),
+        )
+        await run.published(MESSAGES)
+        await run.sample(sure=True)
+        used = {tp[1] for tp in run.samples[-1].committed if tp[0] == main}
+        assert used == set(range(12))
+
+
+@takes_minutes
+async def test_a_topic_with_gaps_is_consumed_to_its_end(alone: list[KafkaNode], tmp_path: Path) -> None:
+    """Transactions leave markers in the log, and aborted ones messages that nobody may see."""
+    async with running(alone, "gaps", tmp_path, MESSAGES, publishers=()) as run:
+        main = next(iter(run.names.values())).main
+        producer = AIOKafkaProducer(bootstrap_servers=alone[0].address, transactional_id="gaps", acks="all")
+        await producer.start()
+        try:
+            for start in range(0, MESSAGES, 10):
+                good = [Event("order.created", {"n": n}, id=f"tx-{n}") for n in range(start, start + 10)]
+                bad = [Event("order.created", id=f"aborted-{start}-{n}") for n in range(3)]
+                await _transaction(producer, main, good, commit=True)
+                accept(run.journal, [event.id for event in good])
+                if start % 50 == 0:
+                    await _transaction(producer, main, bad, commit=False)
+                    await asyncio.sleep(0)
+        finally:
+            await producer.stop()
+        await run.progress()
+    assert _calls(run, "aborted-") == 0
+
+
+@needs_three
+async def test_a_killed_coordinator_loses_nothing(three: list[KafkaNode], tmp_path: Path) -> None:
+    """One node of three after the other is killed, so the coordinator and the leaders move; RF 3, min.isr 2."""
+    async with running(three, "coordinator", tmp_path, MESSAGES) as run:
+        for part, victim in enumerate(three, 1):
+            await run.published(MESSAGES * part // 4)
+            victim.kill()
+            await run.progress()
+            await asyncio.to_thread(victim.start)
+            await run.progress()
+        await run.published(MESSAGES)
+
+
+@needs_three
+async def test_a_frozen_node_loses_nothing(three: list[KafkaNode], tmp_path: Path) -> None:
+    """A node stands still for 15 seconds, with its connections open, and comes back."""
+    async with running(three, "node-frozen", tmp_path, MESSAGES) as run:
+        await run.published(MESSAGES // 3)
+        three[0].pause()
+        await asyncio.sleep(15)
+        await run.progress()
+        three[0].resume()
+        await run.published(MESSAGES)
+
+
+async def _transaction(producer: AIOKafkaProducer, topic: str, events: Sequence[Event], *, commit: bool) -> None:
+    await producer.begin_transaction()
+    for event in events:
+        record = outgoing(event, topic)
+        await producer.send(topic, record.value, key=record.key, headers=list(record.headers))
+    await (producer.commit_transaction() if commit else producer.abort_transaction())
+
+
+def _calls(run: Run, prefix: str) -> int:
+    return sum(record[0] == "call" and str(record[2]).startswith(prefix) for record in read(run.journal))
+
+
+def _is_first_call(record: list[object], prefix: str) -> bool:
+    return record[0] == "call" and str(record[2]).startswith(prefix) and record[3] == 1
