@@ -365,7 +365,9 @@ class ShapingContract(Contract):
             async with running(bus, second):
                 await eventually(lambda: sum(map(len, done.values())) >= 100, "the rest was handled", within=60.0)
                 await drained(bus, second)
-        assert done == {f"k{key}": list(range(key, 100, KEYS)) for key in range(KEYS)}
+        # First completions: a lease that ends while the machine stands still makes a duplicate, never another order.
+        firsts = {key: list(dict.fromkeys(found)) for key, found in done.items()}
+        assert firsts == {f"k{key}": list(range(key, 100, KEYS)) for key in range(KEYS)}
 
     # --- batches ---------------------------------------------------------------------------------------------
 
