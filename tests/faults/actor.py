@@ -84,7 +84,18 @@ def _settings() -> dict[str, dict[str, object]]:
 
 async def consume(url: str, journal: Journal) -> int:
     async with Bus(url, settings=_settings()) as bus:
-        return await bus.run(*services(journal))
+        announcing = asyncio.ensure_future(_announce(bus, journal))
+        try:
+            return await bus.run(*services(journal))
+        finally:
+            announcing.cancel()
+
+
+async def _announce(bus: Bus, journal: Journal) -> None:
+    """Say so when every service receives: a broker that goes before that is an error at start, as it should be."""
+    while len(bus.health) < len(SERVICES) or not all(health.receiving for health in bus.health.values()):
+        await asyncio.sleep(0.01)
+    journal.write("up", "", 0)
 
 
 async def publish(url: str, journal: Journal, name: str) -> int:

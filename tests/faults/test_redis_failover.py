@@ -74,6 +74,7 @@ async def test_a_failover_by_sentinel_goes_on_and_its_loss_is_told(tmp_path: Pat
         try:
             for name in ("consumer-1", "consumer-2"):
                 crew.start(name, "consume")
+            await _until(lambda: _up(journal, 2), "both consumers receive")
             async with Bus(url, source="wms-api", settings=SETTINGS) as bus:
                 for turn in range(100):
                     events = [Event("order.created", id=f"e-{turn}-{n}") for n in range(50)]
@@ -106,6 +107,10 @@ async def test_a_failover_by_sentinel_goes_on_and_its_loss_is_told(tmp_path: Pat
         # Redis replicates without waiting: only the batches right before the kill can be missing.
         lost = {row.split()[1] for row in found.lost}
         assert lost <= {f"e-{turn}-{n}" for turn in range(35, 41) for n in range(50)}
+
+
+async def _up(journal: Path, consumers: int) -> bool:
+    return sum(record[0] == "up" for record in read(journal)) >= consumers
 
 
 async def _synced(replica: RedisServer) -> bool:
