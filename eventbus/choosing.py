@@ -29,11 +29,14 @@ class Choice:
         bounded: bool = False,
         sent: Mapping[str, int] | None = None,
         given: Sequence[Parked] | None = None,
+        unread: bool = False,
         first: int = PAGE,
         on_scan: Callable[[int], None] = lambda read: None,
     ) -> None:
         self._parking = parking
         self._wanted = wanted
+        # Who neither chooses by what is in a letter nor shows it need not read it.
+        self._look = parking.skim if unread and wanted.empty else parking.browse
         self._now = now
         self._place = after
         self._left: int | None = None
@@ -74,7 +77,7 @@ class Choice:
             if self._ended or self._left == 0:
                 return False
             size = self._size if self._left is None else min(self._size, self._left)
-            page = await self._parking.browse(self._place, size)
+            page = await self._look(self._place, size)
             self._page.extend(page.letters)
             self._place, self._ended = page.next, page.next is None
             self._read += len(page.letters)

@@ -252,7 +252,7 @@ class DeadLetters:
             return await self._parking.purge([letter.address for letter in letters])
 
         report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
-        choice = await self._choose(ids, addresses, where, after)
+        choice = await self._choose(ids, addresses, where, after, unread=export is None)
         try:
             await self._carry_out(report, choice, move, limit, None, halt, progress)
         finally:
@@ -325,6 +325,7 @@ class DeadLetters:
         where: Where,
         after: str | None,
         sent: Mapping[str, int] | None = None,
+        unread: bool = True,
     ) -> Choice:
         wanted, now = self._filter(where), self._now()
         if ids is not None:
@@ -332,7 +333,9 @@ class DeadLetters:
             return Choice(self._parking, wanted, now, given=[x for x in found if self._mine(x)])
         if addresses is not None:
             return Choice(self._parking, wanted.at(addresses), now, after=after)
-        return Choice(self._parking, wanted, now, after=after, bounded=True, sent=sent, on_scan=self.on_scan)
+        return Choice(
+            self._parking, wanted, now, after=after, bounded=True, sent=sent, unread=unread, on_scan=self.on_scan
+        )
 
     async def _carry_out(
         self,
