@@ -195,6 +195,9 @@ Moved: TypeAlias = Literal["done", "gone", "failed"]
 class Parking(ABC):
     """One service's dead-letter queue. Looking consumes nothing."""
 
+    looks_ahead: bool = False
+    """Whether `skim` may be asked for the next page while letters of this one are being moved."""
+
     @abstractmethod
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """The letters after `cursor`, oldest first."""

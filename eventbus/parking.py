@@ -354,11 +354,12 @@ class DeadLetters:
         done = False
         while not done:
             # At a rate a run may take hours: nobody's place in the queue is kept that long.
-            async with self._parking.looking():
-                await choice.begin()
+            async with self._parking.looking(), choice.begin():
                 while not done:
                     most = size if limit is None else min(size, limit - report.matched)
                     piece = [] if stop.is_set() else await choice.take(most)
+                    if piece and rate is None and report.matched + len(piece) != limit:
+                        choice.look_ahead()
                     await self._piece(report, piece, move, progress)
                     done = not piece or bool(report.failed) or report.matched == limit
                     report.next = choice.cursor if piece and choice.more() else None

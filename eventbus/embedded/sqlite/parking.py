@@ -35,6 +35,8 @@ _PAGE: Final = " WHERE subscription = ? AND no > ? ORDER BY no LIMIT ?"
 class SqliteParking(Parking):
     """Looks through the reader, moves through the writer. An address is a letter's number, never given twice."""
 
+    looks_ahead = True
+
     def __init__(self, adapter: SqliteAdapter, service: str, prefix: str) -> None:
         self._adapter = adapter
         self._service = service
