@@ -195,9 +195,6 @@ Moved: TypeAlias = Literal["done", "gone", "failed"]
 class Parking(ABC):
     """One service's dead-letter queue. Looking consumes nothing."""
 
-    looks_ahead: bool = False
-    """Whether `skim` may be asked for the next page while letters of this one are being moved."""
-
     @abstractmethod
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """The letters after `cursor`, oldest first."""
@@ -205,6 +202,11 @@ class Parking(ABC):
     async def skim(self, cursor: str | None, limit: int) -> Page:
         """As browse, for who moves letters unread: `standing(...)` ones will do, without body and story."""
         return await self.browse(cursor, limit)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether `skim` may be asked for the next page while letters of this one are being moved."""
+        return False
 
     @abstractmethod
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
