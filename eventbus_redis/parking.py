@@ -74,8 +74,8 @@ class RedisParking(Parking):
         unknown = [letter.address for letter in known if letter.body is not None or letter.address not in stories]
         entries = {entry[0].decode(): entry for entry in await self._get(unknown)}
         arguments: list[Argument] = []
-        order: list[str] = []
-        for letter in known:
+        order: list[int] = []
+        for place, letter in enumerate(letters):
             entry, body = entries.get(letter.address), b""
             if entry is not None:
                 _, story, _, _ = fields.decode(*entry, BodyMapping())
@@ -87,22 +87,21 @@ class RedisParking(Parking):
                 continue
             arguments += (letter.address, fields.to_json(headers.merge(story, letter.headers)))
             arguments += (round(letter.delay * 1000), int(letter.body is not None), body)
-            order.append(letter.address)
+            order.append(place)
         gone: list[int] = []
         if order:
             k = self._keys
             keys = (k.queue, k.retry, k.payload, *k.letters)
             gone = await self._adapter.client.run(_scripts.LETTERS_MOVE, keys, arguments)
-        moved = set(order) - {order[position - 1] for position in gone}
-        return ["done" if letter.address in moved else "gone" for letter in letters]
+        return _answers(len(letters), order, gone)
 
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Gone for good."""
         await self._check()
-        known = [address for address in addresses if _ADDRESS.fullmatch(address)]
+        order = [place for place, address in enumerate(addresses) if _ADDRESS.fullmatch(address)]
+        known = [addresses[place] for place in order]
         gone = await self._adapter.client.run(_scripts.LETTERS_REMOVE, self._keys.letters, known)
-        removed = set(known) - {known[position - 1] for position in gone}
-        return ["done" if address in removed else "gone" for address in addresses]
+        return _answers(len(addresses), order, gone)
 
     async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
         """Added as they were, each with the index of its event id."""
@@ -143,6 +142,16 @@ class RedisParking(Parking):
 
     async def _check(self) -> None:
         await self._adapter.check_subscribed(*self._name)
+
+
+def _answers(asked: int, order: Sequence[int], gone: Sequence[int]) -> list[Moved]:
+    """An answer to each that was asked for; a script got those at the places in `order`, and says which it missed."""
+    answers: list[Moved] = ["gone"] * asked
+    missed = set(gone)
+    for position, place in enumerate(order, 1):
+        if position not in missed:
+            answers[place] = "done"
+    return answers
 
 
 def _start(cursor: str | None) -> str:
