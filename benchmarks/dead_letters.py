@@ -148,8 +148,9 @@ async def _moving(bus: Bus, name: str) -> bool:
     with measured(MOVED) as publishing:
         for start in range(0, MOVED, PIECE):
             await other.publish_many(events[start : start + PIECE])
+    letters = bus.dead_letters(service)  # the operations are imported with the first use of them
     with measured(MOVED) as redriving:
-        report = await bus.dead_letters(service).redrive()
+        report = await letters.redrive()
     assert report.done == MOVED, report
     show(f"{name}: published, {PIECE} at a time", publishing)
     show(f"{name}: re-driven", redriving)

@@ -18,6 +18,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
 from eventbus.errors import BrokerError
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 PARKING_MARGIN: Final = 64 * 1024
 """Room that `publish` keeps under the broker's size limit, so that every event can be parked with its story."""
+_UNREAD: Final = datetime.fromtimestamp(0, timezone.utc)
+_NO_STORY: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,12 @@ class Parked:
     """The reserved headers of spec 5: the story of how it came here."""
 
 
+def standing(address: str, event_id: str, redriven: int) -> Parked:
+    """A letter of which no more is known than moving it takes: where, whose, and how often it was put back."""
+    event = Event.from_wire(event_id, "", "", _UNREAD, b"")
+    return Parked(address, event, {"x-redriven-count": redriven} if redriven else _NO_STORY)
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """A piece of a dead-letter queue; `next` is the cursor of the following piece, None at the end."""
@@ -188,6 +198,15 @@ class Parking(ABC):
     @abstractmethod
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """The letters after `cursor`, oldest first."""
+
+    async def skim(self, cursor: str | None, limit: int) -> Page:
+        """As browse, for who moves letters unread: `standing(...)` ones will do, without body and story."""
+        return await self.browse(cursor, limit)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether `skim` may be asked for the next page while letters of this one are being moved."""
+        return False
 
     @abstractmethod
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:

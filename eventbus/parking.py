@@ -252,7 +252,7 @@ class DeadLetters:
             return await self._parking.purge([letter.address for letter in letters])
 
         report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
-        choice = await self._choose(ids, addresses, where, after)
+        choice = await self._choose(ids, addresses, where, after, unread=export is None)
         try:
             await self._carry_out(report, choice, move, limit, None, halt, progress)
         finally:
@@ -325,6 +325,7 @@ class DeadLetters:
         where: Where,
         after: str | None,
         sent: Mapping[str, int] | None = None,
+        unread: bool = True,
     ) -> Choice:
         wanted, now = self._filter(where), self._now()
         if ids is not None:
@@ -332,7 +333,9 @@ class DeadLetters:
             return Choice(self._parking, wanted, now, given=[x for x in found if self._mine(x)])
         if addresses is not None:
             return Choice(self._parking, wanted.at(addresses), now, after=after)
-        return Choice(self._parking, wanted, now, after=after, bounded=True, sent=sent, on_scan=self.on_scan)
+        return Choice(
+            self._parking, wanted, now, after=after, bounded=True, sent=sent, unread=unread, on_scan=self.on_scan
+        )
 
     async def _carry_out(
         self,
@@ -351,11 +354,12 @@ class DeadLetters:
         done = False
         while not done:
             # At a rate a run may take hours: nobody's place in the queue is kept that long.
-            async with self._parking.looking():
-                await choice.begin()
+            async with self._parking.looking(), choice.begin():
                 while not done:
                     most = size if limit is None else min(size, limit - report.matched)
                     piece = [] if stop.is_set() else await choice.take(most)
+                    if piece and rate is None and report.matched + len(piece) != limit:
+                        choice.look_ahead()
                     await self._piece(report, piece, move, progress)
                     done = not piece or bool(report.failed) or report.matched == limit
                     report.next = choice.cursor if piece and choice.more() else None

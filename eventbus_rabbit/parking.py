@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeAlias
 
 from eventbus import headers as reserved
-from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
+from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive, standing
 from eventbus.errors import BrokerError
 from eventbus.failpoints import failpoint
 from eventbus.wire import with_body
@@ -21,6 +21,10 @@ from eventbus_rabbit.roads import Roads
 from eventbus_rabbit.scanning import Scanner, Walk
 from eventbus_rabbit.values import decode
 
+Held: TypeAlias = tuple[Message, Parked | None]
+"""A letter in our hands, and what was read in it, if it was."""
+
+_COUNTS: Final = (reserved.RETRIES, reserved.FINAL_RETRIES, reserved.REDRIVEN_COUNT)
 AHEAD: Final = 5_000
 PAGE: Final = 500
 AHEAD_BYTES: Final = 16 * 1024 * 1024
@@ -50,11 +54,16 @@ class RabbitParking(Parking):
         self._walking = False
         self._behind = -1
         self._walk: Walk | None = None
-        self._held: dict[str, Message] = {}
-        self._before: dict[str, Message] = {}
+        self._held: dict[str, Held] = {}
+        self._before: dict[str, Held] = {}
         self._equals = Counter[str]()
         # What the walks of one operation have shown already, in this order.
         self._seen: dict[str, int] = {}
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Along a classic queue: gets and acks of one channel do not disturb each other there."""
+        return self._walk is not None and not self._rotates
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[None]:
@@ -76,8 +85,8 @@ class RabbitParking(Parking):
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """The letters after `cursor`, in the order of parking."""
         limit = max(1, limit)
-        if self._walking and (self._walk is not None or cursor is None or cursor in self._seen):
-            return await self._walk_on(cursor, limit)
+        if self._walks_to(cursor):
+            return await self._walk_on(cursor, limit, self._parked)
         if cursor is None:
             self._trail, self._ahead = [], []
         page = self._from_ahead(cursor, limit)
@@ -88,7 +97,16 @@ class RabbitParking(Parking):
         self._trail += [letter.address for letter in page.letters]
         return page
 
-    async def _walk_on(self, cursor: str | None, limit: int) -> Page:
+    async def skim(self, cursor: str | None, limit: int) -> Page:
+        """On a walk, with no more of each letter read than its copy takes."""
+        if self._walks_to(cursor):
+            return await self._walk_on(cursor, max(1, limit), self._glimpsed)
+        return await self.browse(cursor, limit)
+
+    def _walks_to(self, cursor: str | None) -> bool:
+        return self._walking and (self._walk is not None or cursor is None or cursor in self._seen)
+
+    async def _walk_on(self, cursor: str | None, limit: int, read: Callable[[str, Message], Parked]) -> Page:
         """The next letters of this walk, in the order of the queue. Their messages are kept for as long as a page."""
         if self._walk is None:
             self._walk = await self._scanner.walk()
@@ -96,12 +114,13 @@ class RabbitParking(Parking):
                 self._seen.clear()
             self._behind = -1 if cursor is None else self._seen[cursor]
         found: list[Parked] = []
-        held: dict[str, Message] = {}
+        held: dict[str, Held] = {}
         while len(found) < limit and (messages := await self._walk.next(limit - len(found))):
             for address, message in self._named(messages, self._equals):
                 if self._seen.setdefault(address, len(self._seen)) > self._behind:
-                    held[address] = message
-                    found.append(self._parked(address, message))
+                    letter = read(address, message)
+                    held[address] = message, letter
+                    found.append(letter)
         self._before, self._held = self._held, held
         return Page(found, (found[-1].address if found else cursor) if self._walk.left else None)
 
@@ -166,13 +185,14 @@ class RabbitParking(Parking):
         """Back to the service's own queue (or the retry road): published, confirmed, then removed here."""
         answers: list[Moved] = ["gone"] * len(letters)
         async with self._at_hand() as (here, remove):
-            chosen = [(n, letter, here[letter.address]) for n, letter in enumerate(letters) if letter.address in here]
+            chosen = [(n, letter, *here[letter.address]) for n, letter in enumerate(letters) if letter.address in here]
             if not chosen:
                 return answers
-            results = await self._publisher.send([await self._copy(message, letter) for _, letter, message in chosen])
+            copies = [await self._copy(message, read, order) for _, order, message, read in chosen]
+            results = await self._publisher.send(copies)
             failpoint("rabbit.redrive.between-copy-and-ack")
             stored = []
-            for (position, _, message), result in zip(chosen, results, strict=True):
+            for (position, _, message, _), result in zip(chosen, results, strict=True):
                 answers[position] = "done" if result == "stored" else "failed"
                 if result == "stored":
                     stored.append(message)
@@ -181,18 +201,18 @@ class RabbitParking(Parking):
         return answers
 
     @asynccontextmanager
-    async def _at_hand(self) -> AsyncIterator[tuple[dict[str, Message], Callable[[list[Message]], Awaitable[None]]]]:
+    async def _at_hand(self) -> AsyncIterator[tuple[dict[str, Held], Callable[[list[Message]], Awaitable[None]]]]:
         """The letters that can be moved now, by address, and how to remove them."""
         if self._walk is not None:
             yield {**self._before, **self._held}, self._walk.remove
             return
         async with self._scanner.scan(None) as (scan, _):
-            yield dict(self._addressed(scan.letters)), scan.remove
+            yield {address: (message, None) for address, message in self._addressed(scan.letters)}, scan.remove
 
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Gone for good."""
         async with self._at_hand() as (here, remove):
-            chosen = [here[address] for address in dict.fromkeys(addresses) if address in here]
+            chosen = [here[address][0] for address in dict.fromkeys(addresses) if address in here]
             if chosen:
                 await remove(chosen)
             return ["done" if address in here else "gone" for address in addresses]
@@ -215,8 +235,8 @@ class RabbitParking(Parking):
             ready.append(made)
         return ["done" if result == "stored" else "failed" for result in await self._publisher.send(ready)]
 
-    async def _copy(self, message: Message, order: Redrive) -> Outgoing:
-        parked = self._parked("", message)
+    async def _copy(self, message: Message, read: Parked | None, order: Redrive) -> Outgoing:
+        parked = read or self._parked("", message)
         exchange, key, delta = "", self._names.queue, order.headers
         kind = message.properties.content_type.decode("utf-8", "replace")
         if order.delay > 0:
@@ -250,6 +270,16 @@ class RabbitParking(Parking):
         if raw is not None:
             found["x-death"] = decode(raw)
         return Parked(address, event, found)
+
+    def _glimpsed(self, address: str, message: Message) -> Parked:
+        """A letter that we published and parked ourselves says in a few headers what there is to know to move it."""
+        given = message.properties
+        id = given.headers.get("cloudEvents:id", b"")
+        ours = id[:1] == b"S" and PARKED_ID in given.headers and given.message_id and not message.problem
+        if not ours or b"cloudevents" in given.content_type.lower():
+            return self._parked(address, message)
+        story = {name: decode(raw) for name in _COUNTS if (raw := given.headers.get(name)) is not None}
+        return Parked(address, standing(address, id[5:].decode("utf-8", "replace"), 0).event, story)
 
     def _addressed(self, letters: Sequence[Message]) -> list[tuple[str, Message]]:
         """Letters with their addresses: our mark, or for a stranger's a digest and which of its equals it is."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from eventbus import headers
-from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
+from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive, standing
 from eventbus.errors import ConfigError
 from eventbus.facets import FACETS, Facet
 from eventbus_redis import _scripts, fields
@@ -23,20 +23,37 @@ _ADDRESS: Final = re.compile(r"\d{1,15}-\d{1,20}")
 class RedisParking(Parking):
     """An address is the id of an entry in the stream of dead letters."""
 
+    looks_ahead = True
+
     def __init__(self, adapter: RedisAdapter, service: str, prefix: str) -> None:
         self._adapter = adapter
         self._name = (service, prefix)
         self._keys = adapter.options.names.of_service(service, prefix)
+        self._stories: dict[str, fields.Story] = {}
+        self._before: dict[str, fields.Story] = {}
 
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """In the order of parking."""
         await self._check()
-        if cursor and not _ADDRESS.fullmatch(cursor):
-            raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
-        start = f"({cursor}" if cursor else "-"
-        entries = await self._adapter.client.entries(self._keys.dlq, start, limit + 1)
+        entries = await self._adapter.client.entries(self._keys.dlq, _start(cursor), limit + 1)
         letters = [_letter(entry) for entry in entries[:limit]]
         return Page(letters, letters[-1].address if len(entries) > limit else None)
+
+    async def skim(self, cursor: str | None, limit: int) -> Page:
+        """Without the bodies. The stories of two pages are kept: a re-drive need not ask for them again."""
+        await self._check()
+        found = await self._adapter.client.run(_scripts.LETTERS_SKIM, (self._keys.dlq,), (_start(cursor), limit + 1))
+        if found is None:
+            return await self.browse(cursor, limit)
+        letters: list[Parked] = []
+        stories: dict[str, fields.Story] = {}
+        for id, event_id, text in zip(found[: 3 * limit : 3], found[1::3], found[2::3], strict=False):
+            address, story = id.decode(), fields.from_json(text)
+            times = headers.number(story.get(headers.REDRIVEN_COUNT))
+            letters.append(standing(address, event_id.decode("utf-8", "replace"), times))
+            stories[address] = story
+        self._before, self._stories = self._stories, stories
+        return Page(letters, letters[-1].address if len(found) > 3 * limit else None)
 
     async def find(self, event_id: str) -> list[Parked]:
         """By the index of event ids."""
@@ -52,35 +69,39 @@ class RedisParking(Parking):
         """Back to the service's own stream (or its retry road) and out of here, in one step."""
         await self._check()
         known = [letter for letter in letters if _ADDRESS.fullmatch(letter.address)]
-        entries = {entry[0].decode(): entry for entry in await self._get([x.address for x in known])}
+        # A letter's story never changes where it stands, so it can be read first and written later.
+        stories = {**self._before, **self._stories}
+        unknown = [letter.address for letter in known if letter.body is not None or letter.address not in stories]
+        entries = {entry[0].decode(): entry for entry in await self._get(unknown)}
         arguments: list[Argument] = []
-        order: list[str] = []
-        for letter in known:
-            entry = entries.get(letter.address)
-            if entry is None:
+        order: list[int] = []
+        for place, letter in enumerate(letters):
+            entry, body = entries.get(letter.address), b""
+            if entry is not None:
+                _, story, _, _ = fields.decode(*entry, BodyMapping())
+                if letter.body is not None:
+                    body = fields.with_body(entry[1], letter.body)
+            elif letter.body is None and letter.address in stories:
+                story = stories[letter.address]
+            else:
                 continue
-            # A letter's story never changes where it stands, so it can be read first and written later.
-            _, story, _, _ = fields.decode(*entry, BodyMapping())
-            given = letter.body is not None
-            body = fields.with_body(entry[1], letter.body) if letter.body is not None else b""
             arguments += (letter.address, fields.to_json(headers.merge(story, letter.headers)))
-            arguments += (round(letter.delay * 1000), int(given), body)
-            order.append(letter.address)
+            arguments += (round(letter.delay * 1000), int(letter.body is not None), body)
+            order.append(place)
         gone: list[int] = []
         if order:
             k = self._keys
             keys = (k.queue, k.retry, k.payload, *k.letters)
             gone = await self._adapter.client.run(_scripts.LETTERS_MOVE, keys, arguments)
-        moved = set(order) - {order[position - 1] for position in gone}
-        return ["done" if letter.address in moved else "gone" for letter in letters]
+        return _answers(len(letters), order, gone)
 
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Gone for good."""
         await self._check()
-        known = [address for address in addresses if _ADDRESS.fullmatch(address)]
+        order = [place for place, address in enumerate(addresses) if _ADDRESS.fullmatch(address)]
+        known = [addresses[place] for place in order]
         gone = await self._adapter.client.run(_scripts.LETTERS_REMOVE, self._keys.letters, known)
-        removed = set(known) - {known[position - 1] for position in gone}
-        return ["done" if address in removed else "gone" for address in addresses]
+        return _answers(len(addresses), order, gone)
 
     async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
         """Added as they were, each with the index of its event id."""
@@ -121,6 +142,22 @@ class RedisParking(Parking):
 
     async def _check(self) -> None:
         await self._adapter.check_subscribed(*self._name)
+
+
+def _answers(asked: int, order: Sequence[int], gone: Sequence[int]) -> list[Moved]:
+    """An answer to each that was asked for; a script got those at the places in `order`, and says which it missed."""
+    answers: list[Moved] = ["gone"] * asked
+    missed = set(gone)
+    for position, place in enumerate(order, 1):
+        if position not in missed:
+            answers[place] = "done"
+    return answers
+
+
+def _start(cursor: str | None) -> str:
+    if cursor and not _ADDRESS.fullmatch(cursor):
+        raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
+    return f"({cursor}" if cursor else "-"
 
 
 def _letter(entry: Entry) -> Parked:

@@ -114,21 +114,48 @@ local function count_facets(tally, facets, by)
   end
 end
 
--- Take a letter out of the dead letters and out of their indexes. XDEL comes first: with a full memory it is allowed,
--- and after it so is the rest. KEYS[first]: dlq, ids, waiting, owners, the tallies.
-local function remove_letter(first, entry)
-  local dlq, ids, waiting, owners = unpack(KEYS, first, first + 3)
-  local id, event_id, facets = entry[1], field_of(entry[2], EVENT_ID), field_of(entry[2], FACETS)
-  redis.call('XDEL', dlq, id)
-  redis.call('ZREM', waiting, id)
-  redis.call('HDEL', owners, id)
-  if facets then count_facets(first + 4, facets, -1) end
-  if event_id then
-    local left = {}
-    for other in string.gmatch(redis.call('HGET', ids, event_id) or '', '%S+') do
-      if other ~= id then left[#left + 1] = other end
+-- Count many letters out together: most of them share their values.
+local function discount_facets(tally, letters)
+  local counts = {}
+  for _, entry in ipairs(letters) do
+    local facets = field_of(entry[2], FACETS)
+    for i, value in ipairs(facets and cjson.decode(facets) or {}) do
+      local of = counts[i] or {}
+      counts[i] = of
+      of[value] = (of[value] or 0) + 1
     end
-    if #left == 0 then redis.call('HDEL', ids, event_id)
-    else redis.call('HSET', ids, event_id, table.concat(left, ' ')) end
+  end
+  for i, of in pairs(counts) do
+    local key = KEYS[tally + i - 1]
+    for value, count in pairs(of) do
+      if redis.call('HINCRBY', key, value, -count) <= 0 then redis.call('HDEL', key, value) end
+    end
+  end
+end
+
+-- Take letters out of the dead letters and out of their indexes. XDEL comes first: with a full memory it is allowed,
+-- and after it so is the rest. KEYS[first]: dlq, ids, waiting, owners, the tallies.
+local function remove_letters(first, letters)
+  local dlq, ids, waiting, owners = unpack(KEYS, first, first + 3)
+  for from = 1, #letters, 1000 do
+    local gone = {}
+    for at = from, math.min(from + 999, #letters) do gone[#gone + 1] = letters[at][1] end
+    redis.call('XDEL', dlq, unpack(gone))
+    redis.call('ZREM', waiting, unpack(gone))
+    redis.call('HDEL', owners, unpack(gone))
+  end
+  discount_facets(first + 4, letters)
+  for _, entry in ipairs(letters) do
+    local id, event_id = entry[1], field_of(entry[2], EVENT_ID)
+    local standing = event_id and redis.call('HGET', ids, event_id)
+    if standing == id then redis.call('HDEL', ids, event_id)
+    elseif standing then
+      local left = {}
+      for other in string.gmatch(standing, '%S+') do
+        if other ~= id then left[#left + 1] = other end
+      end
+      if #left == 0 then redis.call('HDEL', ids, event_id)
+      else redis.call('HSET', ids, event_id, table.concat(left, ' ')) end
+    end
   end
 end

@@ -17,10 +17,11 @@ local function set_body(copy, body)
   copy[#copy + 1] = body
 end
 
-local gone = {}
+local gone, taken, seen = {}, {}, {}
 for at = 1, #ARGV, 5 do
   local id, wait = ARGV[at], tonumber(ARGV[at + 2])
-  local entry = redis.call('XRANGE', KEYS[4], id, id)[1]
+  local entry = not seen[id] and redis.call('XRANGE', KEYS[4], id, id)[1]
+  seen[id] = true
   if not entry then
     gone[#gone + 1] = (at + 4) / 5
   else
@@ -30,7 +31,8 @@ for at = 1, #ARGV, 5 do
     end
     if wait > 0 then delay(KEYS[2], KEYS[3], 'd' .. id, wait, copy)
     else redis.call('XADD', KEYS[1], '*', unpack(copy)) end
-    remove_letter(4, entry)
+    taken[#taken + 1] = entry
   end
 end
+if #taken > 0 then remove_letters(4, taken) end
 return gone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,43 @@ async def test_large_letters_make_short_pages(tmp_path: Path, monkeypatch: pytes
             if cursor is None:
                 break
         assert len(set(seen)) == len(seen) == 10
+
+
+async def test_letters_are_skimmed_as_they_are_browsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same letters in the same pages' order, with their count of re-drives; large ones make short pages."""
+    monkeypatch.setattr("eventbus.embedded.sqlite.parking.CLAIM_BYTES", 100_000)
+    async with opened(tmp_path, SUB) as adapter:
+        box = adapter.parking("wms-stock", "wms")
+        await park(adapter, *[Event("n", b"x" * 30_000) for _ in range(10)])
+        (first, *_) = (await box.browse(None, 1)).letters
+        await box.restore([replace(first, headers={**first.headers, headers.REDRIVEN_COUNT: 3})])
+        seen, cursor = [], None
+        while True:
+            page = await box.skim(cursor, 10)
+            assert len(page.letters) <= 4
+            seen += [(x.address, x.event.id, x.headers.get(headers.REDRIVEN_COUNT)) for x in page.letters]
+            cursor = page.next
+            if cursor is None:
+                break
+        whole = (await box.browse(None, 20)).letters
+        assert seen == [(x.address, x.event.id, x.headers.get(headers.REDRIVEN_COUNT)) for x in whole]
+        assert seen[-1][1:] == (first.event.id, 3)
+        with pytest.raises(ConfigError, match="cursor"):
+            await box.skim("nonsense", 3)
+
+
+async def test_redriven_letters_are_received_oldest_first(tmp_path: Path) -> None:
+    """Letters that were put back together come in the order in which they were parked."""
+    events = [Event("n", n) for n in range(7)]
+    async with opened(tmp_path, SUB) as adapter:
+        await park(adapter, *events)
+        box = adapter.parking("wms-stock", "wms")
+        found = (await box.skim(None, 10)).letters
+        delta = for_redrive({}, "me", time.time())
+        assert await box.redrive([Redrive(letter.address, delta) for letter in found]) == ["done"] * 7
+        assert await box.tally("reason") == {}
+        async with adapter.consume(SUB) as consumer:
+            assert [delivery.event.id for delivery in await consumer.receive(10, 5)] == [event.id for event in events]
 
 
 async def test_a_redriven_letter_goes_to_its_service_alone(tmp_path: Path) -> None:

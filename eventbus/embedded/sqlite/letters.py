@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from eventbus import telemetry
+from eventbus.embedded.sqlite import tallies
 from eventbus.embedded.sqlite.leases import Claimed, Held, remove, take
 from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
@@ -89,7 +90,7 @@ def expire(tx: Transaction, subscription: int, retention: Retention) -> int:
             )
             gone.update(row[0] for row in found.fetchall())
     if gone:
-        tx.execute("DELETE FROM dlq WHERE no IN (SELECT value FROM json_each(?))", (str(list(gone)),))
+        tallies.remove(tx, gone)
         fields = {"service": retention.service, "count": len(gone)}
         tx.after.append(partial(telemetry.log, logging.WARNING, "dlq_expired", fields))
         labels = {"service": retention.service, "reason": "retention"}

@@ -8,8 +8,9 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
+from eventbus import headers as reserved
 from eventbus import telemetry, wire
-from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
+from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive, standing
 from eventbus.embedded.sqlite import rows, subscriptions, tallies
 from eventbus.embedded.sqlite.leases import CLAIM_BYTES, take
 from eventbus.embedded.sqlite.redriving import Purge, RedriveLetters, Restore
@@ -27,10 +28,14 @@ AT_ONCE: Final = 500
 _MAPPING: Final = BodyMapping()
 _SELECT: Final = f"SELECT no, headers, {EVENT_COLUMNS} FROM dlq"
 _BODY: Final = 6
+_SKIM: Final = f"SELECT no, event_id, headers ->> '{reserved.REDRIVEN_COUNT}', length(body) FROM dlq"
+_PAGE: Final = " WHERE subscription = ? AND no > ? ORDER BY no LIMIT ?"
 
 
 class SqliteParking(Parking):
     """Looks through the reader, moves through the writer. An address is a letter's number, never given twice."""
+
+    looks_ahead = True
 
     def __init__(self, adapter: SqliteAdapter, service: str, prefix: str) -> None:
         self._adapter = adapter
@@ -39,22 +44,33 @@ class SqliteParking(Parking):
 
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """In the order of parking."""
-        after = 0 if cursor is None else _number(cursor)
-        if after is None:
-            raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
+        after = _place(cursor)
 
         def look(connection: sqlite3.Connection) -> list[rows.Row]:
-            found = connection.execute(
-                f"{_SELECT} WHERE subscription = ? AND no > ? ORDER BY no LIMIT ?",
-                (self._find(connection), after, limit + 1),
-            )
-            return take(found, body=_BODY)
+            return take(connection.execute(_SELECT + _PAGE, (self._find(connection), after, limit + 1)), body=_BODY)
 
         found = await self._adapter.reader.query(look)
         letters = [_parked(row) for row in found[:limit]]
         # Large letters make a short page.
         more = len(found) > limit or sum(len(row[_BODY]) for row in found) >= CLAIM_BYTES
         return Page(letters, letters[-1].address if letters and more else None)
+
+    async def skim(self, cursor: str | None, limit: int) -> Page:
+        """Without reading a body."""
+        after = _place(cursor)
+
+        def look(connection: sqlite3.Connection) -> list[tuple[int, str, object, int]]:
+            return connection.execute(_SKIM + _PAGE, (self._find(connection), after, limit + 1)).fetchall()
+
+        found = await self._adapter.reader.query(look)
+        letters: list[Parked] = []
+        size = 0
+        for number, event_id, redriven, length in found[:limit]:
+            if size >= CLAIM_BYTES:  # large letters make a short page: it is moved in one transaction
+                break
+            letters.append(standing(str(number), event_id, reserved.number(redriven)))
+            size += length
+        return Page(letters, letters[-1].address if len(letters) < len(found) else None)
 
     async def find_all(self, event_ids: Collection[str]) -> list[Parked]:
         """By index."""
@@ -135,6 +151,13 @@ def _parked(row: rows.Row) -> Parked:
     number, headers, *columns = row
     event = rows.to_event(*columns)
     return Parked(str(number), wire.unwrap(event, _MAPPING)[0], rows.from_json(headers))
+
+
+def _place(cursor: str | None) -> int:
+    after = 0 if cursor is None else _number(cursor)
+    if after is None:
+        raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
+    return after
 
 
 def _number(address: str) -> int | None:

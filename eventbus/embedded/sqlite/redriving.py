@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from eventbus import headers as reserved
@@ -42,16 +42,14 @@ class RedriveLetters(Operation[set[int]]):
 
     def run(self, tx: Transaction) -> set[int]:
         """Copy, queue and remove in one transaction: nothing is doubled, nothing is lost."""
-        found: list[tuple[int]] = tx.execute(
-            "SELECT no FROM dlq WHERE no IN (SELECT value FROM json_each(?)) AND +subscription = ?",
-            (str(list(self.orders)), self.subscription),
-        ).fetchall()
+        found = _standing(tx, self.subscription, self.orders)
         if not found:
             return set()
         lowest: int = tx.execute("SELECT min(0, coalesce(min(seq), 0)) FROM events").fetchone()[0]
         moves, patches = [], dict[int, tuple[int, HeaderDelta]]()
-        for position, (number,) in enumerate(found):
-            order, seq = self.orders[number], lowest - 1 - position
+        for position, number in enumerate(found):
+            # Upwards: the oldest is received first, and a table that grows at one end is quickest to fill.
+            order, seq = self.orders[number], lowest - len(found) + position
             # Many letters share one delta: it is written down once.
             patch, _ = patches.setdefault(id(order.headers), (len(patches), order.headers))
             moves.append((number, seq, tx.now + round(order.delay * 1000), patch))
@@ -65,9 +63,8 @@ class RedriveLetters(Operation[set[int]]):
             if body is not None:
                 self._edit(tx, seq, body)
         tx.wake("queue", self.subscription, min(move[2] for move in moves))
-        numbers = [number for number, _, _, _ in moves]
-        _remove(tx, self.subscription, numbers)
-        return set(numbers)
+        tallies.remove(tx, found)
+        return set(found)
 
     @staticmethod
     def _edit(tx: Transaction, seq: int, body: bytes) -> None:
@@ -88,7 +85,10 @@ class Purge(Operation[set[int]]):
 
     def run(self, tx: Transaction) -> set[int]:
         """Remove them."""
-        return _remove(tx, self.subscription, self.numbers)
+        found = _standing(tx, self.subscription, self.numbers)
+        if found:
+            tallies.remove(tx, found)
+        return set(found)
 
 
 class Restore(Operation[None]):
@@ -126,9 +126,10 @@ class Restore(Operation[None]):
         tx.wake("dlq", self.subscription, tx.now)
 
 
-def _remove(tx: Transaction, subscription: int, numbers: Sequence[int]) -> set[int]:
+def _standing(tx: Transaction, subscription: int, numbers: Collection[int]) -> list[int]:
+    """Those of these letters that stand here."""
     found = tx.execute(
-        "DELETE FROM dlq WHERE no IN (SELECT value FROM json_each(?)) AND +subscription = ? RETURNING no",
+        "SELECT no FROM dlq WHERE no IN (SELECT value FROM json_each(?)) AND +subscription = ?",
         (str(list(numbers)), subscription),
     )
-    return {row[0] for row in found.fetchall()}
+    return [row[0] for row in found.fetchall()]

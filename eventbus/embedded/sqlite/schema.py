@@ -83,6 +83,17 @@ MIGRATIONS: Final[tuple[tuple[Step, ...], ...]] = (
         "CREATE TABLE rates (name TEXT NOT NULL, slot INTEGER NOT NULL, used INTEGER NOT NULL, "
         "PRIMARY KEY (name, slot)) WITHOUT ROWID",
     ),
+    (
+        # Who removes many letters at once counts them out at once: while a row stands in this table, which nobody else
+        # ever sees, the trigger leaves the tally alone. It stays for everybody else, and for older versions of us.
+        "CREATE TABLE counted_out (no INTEGER PRIMARY KEY)",
+        "CREATE INDEX tally_none ON tally (subscription) WHERE letters = 0",
+        "DROP TRIGGER dlq_discounted",
+        "CREATE TRIGGER dlq_discounted AFTER DELETE ON dlq WHEN NOT EXISTS (SELECT 1 FROM counted_out) "
+        "BEGIN INSERT INTO tally SELECT old.subscription, key, value, -1 FROM json_each(old.facets) WHERE true "
+        "ON CONFLICT DO UPDATE SET letters = letters - 1; "
+        "DELETE FROM tally WHERE subscription = old.subscription AND letters = 0; END",
+    ),
 )
 """One entry per version, in order; a released one is never changed. To change the schema, add one."""
 

@@ -1,17 +1,20 @@
-"""How many letters there are of each kind: a table that triggers keep with every letter that comes and goes."""
+"""How many letters there are of each kind: a table that is kept with every letter that comes and goes."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
 
 from eventbus import wire
 from eventbus.adapter import BodyMapping
 from eventbus.embedded.sqlite import rows
 from eventbus.event import Event
 from eventbus.facets import Facet, facets
+
+if TYPE_CHECKING:
+    from eventbus.embedded.sqlite.writer import Transaction
 
 TOTAL: Final = "SELECT coalesce(sum(letters), 0) FROM tally WHERE subscription = {subscription} AND facet = 'reason'"
 """Every letter has one reason: the sum over the few there are is the number of letters, without walking along them."""
@@ -31,6 +34,22 @@ def read(connection: sqlite3.Connection, subscription: int, by: Facet) -> dict[s
         "SELECT value, letters FROM tally WHERE subscription = ? AND facet = ?", (subscription, by)
     )
     return dict(found.fetchall())
+
+
+def remove(tx: Transaction, numbers: Collection[int]) -> None:
+    """Remove letters, and count all of them out together: a trigger for each would take longer than all the rest."""
+    chosen = (str(list(numbers)),)
+    tx.execute("INSERT INTO counted_out VALUES (1)")
+    tx.execute(
+        "INSERT INTO tally SELECT subscription, j.key, j.value, -sum(n) "
+        "FROM (SELECT subscription, facets, count(*) AS n FROM dlq "
+        "WHERE no IN (SELECT value FROM json_each(?)) GROUP BY 1, 2), json_each(facets) j GROUP BY 1, 2, 3 "
+        "ON CONFLICT DO UPDATE SET letters = letters + excluded.letters",
+        chosen,
+    )
+    tx.execute("DELETE FROM dlq WHERE no IN (SELECT value FROM json_each(?))", chosen)
+    tx.execute("DELETE FROM tally WHERE letters = 0")
+    tx.execute("DELETE FROM counted_out")
 
 
 def fill(connection: sqlite3.Connection) -> None:
