@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -82,6 +83,7 @@ _MAX_INT: Final = 2**53
 _END_OF_TIME: Final = 253_370_764_800.0  # the year 9999, all of which is left out: a time zone may push a time over it
 
 
+@lru_cache(4096)  # header names are few, and asked for again with every copy
 def is_reserved(name: str) -> bool:
     """Whether a header name is ours (or RabbitMQ's own story): publish strips those, so that no past is forged."""
     name = name.lower()

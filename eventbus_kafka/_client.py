@@ -45,6 +45,7 @@ METADATA_AGE: Final = 10_000
 STOP_TIMEOUT: Final = 10.0
 COMMIT_TIMEOUT: Final = 10.0
 _TOPIC_EXISTS: Final = 36
+_HAS_MEMBERS: Final = (kafka.UnknownMemberIdError, kafka.IllegalGenerationError, kafka.RebalanceInProgressError)
 
 
 class Client:
@@ -220,18 +221,18 @@ class Client:
             topics.setdefault(topic, []).append((partition, offset, ""))
         request = OffsetCommitRequest(group, -1, "", -1, list(topics.items()))
 
-        async def commit() -> Any:
-            return await self._open._send_request_to_node(await self._open.find_coordinator(group), request)
+        async def commit() -> bool:
+            answer = await self._open._send_request_to_node(await self._open.find_coordinator(group), request)
+            for _, rows in answer.topics:
+                for _, code in rows:
+                    error = kafka.for_code(code)
+                    if error in _HAS_MEMBERS:
+                        return False
+                    if code:
+                        raise error(f"first commit of group {group}")  # a coordinator that still loads is asked again
+            return True
 
-        answer = await self._patiently(commit)
-        for _, rows in answer.topics:
-            for _, code in rows:
-                error = kafka.for_code(code)
-                if error in (kafka.UnknownMemberIdError, kafka.IllegalGenerationError, kafka.RebalanceInProgressError):
-                    return False
-                if code:
-                    raise translate(error(f"first commit of group {group}"), self.where)
-        return True
+        return await self._patiently(commit)
 
     async def delete_group(self, group: str) -> None:
         """Forget a group; one that is not there is no error, one with members is."""
@@ -283,7 +284,7 @@ class Client:
         limit: int | None = None,
         keep: Callable[[Record], bool] = lambda record: True,
     ) -> dict[TP, list[Record]]:
-        """Records of partitions between two offsets; of each partition at most `limit` of those to keep."""
+        """Records of partitions between two offsets; of each one `limit` of those to keep, and what came with them."""
         left = {tp for tp, start in starts.items() if start < ends[tp]}
         found: dict[TP, list[Record]] = {tp: [] for tp in starts}
         if not left:
@@ -300,9 +301,8 @@ class Client:
                         batches = await reader.getmany(timeout_ms=100)
                         for tp, records in batches.items():
                             kept = found[tp]
-                            for record in records:
-                                if record.offset < ends[tp] and (limit is None or len(kept) < limit) and keep(record):
-                                    kept.append(record)
+                            end = ends[tp]
+                            kept += [record for record in records if record.offset < end and keep(record)]
                         for tp in list(left):
                             full = limit is not None and len(found[tp]) >= limit
                             if full or await reader.position(TopicPartition(*tp)) >= ends[tp]:

@@ -74,7 +74,7 @@ class LogConsumer(Consumer, Moving):
         self._leaving = asyncio.Lock()
         self._failure: BrokerError | None = None
         self._woken = self._closed = False
-        self._next_look = 0.0
+        self._next_look = self._next_pass = 0.0
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -205,6 +205,10 @@ class LogConsumer(Consumer, Moving):
 
         Only here, between two polls, does the fetcher's position stand for what the lanes have seen.
         """
+        now = asyncio.get_running_loop().time()
+        if now < self._next_pass:
+            return
+        self._next_pass = now + POLL
         epoch, member = self._epoch, self._member
         for lane in self._order:
             if lane.ledger.open or lane.buffer or member is None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from heapq import merge
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
 from eventbus.errors import ConfigError, UnknownService
 from eventbus.failpoints import failpoint
 from eventbus_kafka import records
-from eventbus_kafka._client import TP
+from eventbus_kafka._client import TP, Client
 from eventbus_kafka.names import Names
 from eventbus_kafka.records import Outgoing, Record
 from eventbus_kafka.state import Letters
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 _ADDRESS: Final = re.compile(r"(\d{1,9}):(\d{1,18})")
 _NEAR: Final = 500
 """Letters closer together than this are read in one go."""
+MOST_SEEN: Final = 2000
+"""Records kept of letters that were looked at, in case they are moved."""
 
 
 class KafkaParking(Parking):
@@ -31,25 +37,49 @@ class KafkaParking(Parking):
         self._client = adapter.client
         self._names = names
         self._letters: Letters = adapter.letters(names)
+        self._lookers = 0
+        self._walks: dict[str, Walk] = {}  # by the cursor they go on from
+        self._seen: dict[str, Record] = {}  # by address
 
     # --- look ------------------------------------------------------------------------------------------------
 
+    @asynccontextmanager
+    async def looking(self) -> AsyncIterator[None]:
+        """Keep the place in the log, and the records of what was seen and may be moved, until the operation is over."""
+        self._lookers += 1
+        try:
+            yield
+        finally:
+            self._lookers -= 1
+            if not self._lookers:
+                self._walks.clear()
+                self._seen.clear()
+
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """The letters that still stand, of all partitions together, oldest first."""
-        begins, ends = await self._bounds()
+        await self._partitions()
         await self._letters.refresh()
-        starts = dict(begins)
+        walk = self._walks.pop(cursor, None) if cursor else None
+        if walk is None:
+            walk = await self._walk_from(cursor)
+        page, more = await walk.take(max(1, limit))
+        letters = [self._letter(record) for record in page]
+        if self._lookers:
+            if len(self._seen) > MOST_SEEN:
+                self._seen.clear()
+            self._seen.update((letter.address, record) for letter, record in zip(letters, page, strict=True))
+            if more:
+                self._walks[letters[-1].address] = walk
+        return Page(letters, letters[-1].address if more else None)
+
+    async def _walk_from(self, cursor: str | None) -> Walk:
+        begins, ends = await self._bounds()
         after = (-1, -1, -1)
         if cursor:
             after = await self._place(cursor, begins, ends)
             since = await self._client.since(list(begins), after[0])
-            starts = {tp: max(begins[tp], since.get(tp, ends[tp])) for tp in begins}
-        found = await self._client.read(
-            starts, ends, limit=limit + 1, keep=lambda record: _order(record) > after and self._stands(record)
-        )
-        letters = sorted((record for some in found.values() for record in some), key=_order)
-        page = [self._letter(record) for record in letters[:limit]]
-        return Page(page, page[-1].address if len(letters) > limit else None)
+            begins = {tp: max(begins[tp], since.get(tp, ends[tp])) for tp in begins}
+        return Walk(self._client, begins, ends, lambda record: _order(record) > after and self._stands(record))
 
     async def depth(self) -> int:
         """How many stand here."""
@@ -68,13 +98,16 @@ class KafkaParking(Parking):
         return max(0, total - gone), True
 
     async def _bounds(self) -> tuple[dict[TP, int], dict[TP, int]]:
+        partitions = await self._partitions()
+        return await self._client.begins(partitions), await self._client.ends(partitions)
+
+    async def _partitions(self) -> list[TP]:
         number = await self._client.partitions(self._names.dlq)
         if not number or not await self._client.partitions(self._names.state):
             raise UnknownService(
                 f"{self._names.service} has no dead letters at {self._client.where}: {self._names.dlq} is missing"
             )
-        partitions = [(self._names.dlq, partition) for partition in range(number)]
-        return await self._client.begins(partitions), await self._client.ends(partitions)
+        return [(self._names.dlq, partition) for partition in range(number)]
 
     async def _place(self, cursor: str, begins: dict[TP, int], ends: dict[TP, int]) -> tuple[int, int, int]:
         """The place of a letter in the order of all."""
@@ -98,31 +131,47 @@ class KafkaParking(Parking):
 
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
         """Onto the service's own topic, confirmed, and only then gone from here."""
-        found = await self._standing([letter.address for letter in letters])
-        mine = await self._letters.claim(list(found)) if found else set()
-        orders: dict[str, Redrive] = {letter.address: letter for letter in letters if letter.address in mine}
+        orders = {letter.address: letter for letter in letters}
+        fates: dict[str, Moved] = {}
+        async for found in self._ours(list(orders)):
+            fates |= await self._redrive(found, orders)
+        return [fates.get(letter.address, "gone") for letter in letters]
+
+    async def _redrive(self, found: Mapping[str, Record], orders: Mapping[str, Redrive]) -> dict[str, Moved]:
+        delays = {orders[address].delay for address in found}
+        roads = {delay: await self._adapter.road(self._names, delay) for delay in delays}
         copies: list[Outgoing] = []
-        for address, order in orders.items():
-            topic = await self._adapter.road(self._names, order.delay)
-            copy = records.copy(found[address], topic, dict(order.headers), told=True)
+        for address, record in found.items():
+            order = orders[address]
+            copy = records.copy(record, roads[order.delay], order.headers, told=True)
             if order.body is not None:
                 copy = copy._replace(value=records.with_body(copy, order.body))
             copies.append(copy)
         errors = await self._client.send(copies)
         failpoint("kafka.redrive.between-copy-and-state")
         fates: dict[str, Moved] = {}
-        for address, error in zip(orders, errors, strict=True):
+        for address, error in zip(found, errors, strict=True):
             fates[address] = "done" if error is None else "failed"
         await self._letters.say([address for address, fate in fates.items() if fate == "done"], "redriven")
         await self._letters.unsay([address for address, fate in fates.items() if fate == "failed"])
-        return [fates.get(letter.address, "gone") for letter in letters]
+        return fates
 
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Out of sight at once; `erase` takes them out of the log too."""
-        found = await self._standing(addresses, content=False)
-        mine = await self._letters.claim(list(found)) if found else set()
-        await self._letters.say(mine, "purged")
-        return ["done" if address in mine else "gone" for address in addresses]
+        done: set[str] = set()
+        async for found in self._ours(addresses, content=False):
+            await self._letters.say(found, "purged")
+            done.update(found)
+        return ["done" if address in done else "gone" for address in addresses]
+
+    async def _ours(self, addresses: Sequence[str], *, content: bool = True) -> AsyncIterator[dict[str, Record]]:
+        """Those that are ours to move; at last those that another had begun to move, and did not."""
+        while found := await self._standing(addresses, content=content):
+            mine = await self._letters.claim(list(found))
+            if mine:
+                yield {address: record for address, record in found.items() if address in mine}
+            addresses = [address for address in found if address not in mine]
+            await self._letters.settled(addresses)
 
     async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
         """Written to the topic of dead letters, and confirmed."""
@@ -182,8 +231,14 @@ class KafkaParking(Parking):
 
     async def _standing(self, addresses: Sequence[str], *, content: bool = True) -> dict[str, Record]:
         """The records at addresses that still stand."""
-        begins, ends = await self._bounds()
+        await self._partitions()
         await self._letters.refresh()
+        seen = {address: self._seen.pop(address, None) for address in addresses}
+        found = {at: record for at, record in seen.items() if record is not None and not self._letters.is_gone(at)}
+        addresses = [address for address, record in seen.items() if record is None]
+        if not addresses:
+            return found
+        begins, ends = await self._bounds()
         wanted: dict[TP, list[int]] = {}
         for address in addresses:
             at = self._parse(address)
@@ -192,8 +247,7 @@ class KafkaParking(Parking):
             if begins[at[0]] <= at[1] < ends[at[0]]:
                 wanted.setdefault(at[0], []).append(at[1])
         if not content:
-            return {f"{tp[1]}:{offset}": None for tp, some in wanted.items() for offset in some}  # type: ignore[misc]
-        found: dict[str, Record] = {}
+            return found | {f"{tp[1]}:{offset}": None for tp, some in wanted.items() for offset in some}  # type: ignore[return-value]
         for tp, offsets in wanted.items():
             asked = set(offsets)
             for start, end in _stretches(sorted(asked)):
@@ -204,6 +258,38 @@ class KafkaParking(Parking):
     def _parse(self, address: str) -> tuple[TP, int] | None:
         match = _ADDRESS.fullmatch(address)
         return ((self._names.dlq, int(match[1])), int(match[2])) if match else None
+
+
+class Walk:
+    """A way along all partitions together, in the order of parking; what was fetched ahead is for the next page."""
+
+    def __init__(
+        self, client: Client, starts: Mapping[TP, int], ends: Mapping[TP, int], keep: Callable[[Record], bool]
+    ) -> None:
+        self._client = client
+        self._next = dict(starts)
+        self._ends = ends
+        self._keep = keep
+        self._ahead: dict[TP, list[Record]] = {tp: [] for tp in starts}
+
+    async def take(self, limit: int) -> tuple[list[Record], bool]:
+        """The next records to keep, and whether there are more after them."""
+        for tp, some in self._ahead.items():
+            self._ahead[tp] = [record for record in some if self._keep(record)]
+        while short := {tp: at for tp, at in self._next.items() if at < self._ends[tp] and self._lacks(tp, limit)}:
+            found = await self._client.read(short, self._ends, limit=limit + 1)
+            for tp, some in found.items():
+                self._next[tp] = some[-1].offset + 1 if len(some) > limit else self._ends[tp]
+                self._ahead[tp] += filter(self._keep, some)
+        page = list(islice(merge(*self._ahead.values(), key=_order), limit + 1))
+        more = len(page) > limit
+        del page[limit:]
+        for tp, number in Counter((record.topic, record.partition) for record in page).items():
+            del self._ahead[tp][:number]
+        return page, more
+
+    def _lacks(self, tp: TP, limit: int) -> bool:
+        return len(self._ahead[tp]) <= limit
 
 
 def _address(record: Record) -> str:

@@ -27,10 +27,10 @@ EMBEDDED: Final = "x-eventbus-embedded"
 """On a dead letter whose body has a `dlq_metadata`: where that begins, and how long it is."""
 CONTENT_TYPE: Final = "content-type"
 _OURS: Final = frozenset({ORIGIN, EMBEDDED})
-_COMMON: Final = ["ce_specversion", "ce_id", "ce_type", "ce_source", "ce_time", CONTENT_TYPE]
+_COMMON: Final = ("ce_id", "ce_type", "ce_source", "ce_time")
 _VERSION: Final = ("ce_specversion", wire.SPEC_VERSION.encode())
 _from_iso: Final = datetime.fromisoformat
-_JSON: Final = JSON.encode()
+_LAST: Final = (CONTENT_TYPE, JSON.encode())
 _texts: dict[bytes, str] = {}
 
 
@@ -148,9 +148,11 @@ def incoming(
 def _common(record: Record) -> Event | None:
     """What nearly every message looks like, without a detour."""
     headers = record.headers
-    if len(headers) != 6 or headers[5][1] != _JSON or [name for name, _ in headers] != _COMMON:
+    if len(headers) != 6:
         return None
-    id, type, source, time = headers[1][1], headers[2][1], headers[3][1], headers[4][1]
+    first, (second, id), (third, type), (fourth, source), (fifth, time), last = headers
+    if first != _VERSION or last != _LAST or (second, third, fourth, fifth) != _COMMON:
+        return None
     if not (id and type and time) or source is None:
         return None
     try:

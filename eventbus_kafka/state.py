@@ -19,9 +19,8 @@ from eventbus_kafka.records import Outgoing, Record
 
 Fate: TypeAlias = Literal["moving", "redriven", "purged", "read", "erased"]
 CLAIM_LASTS: Final = 10.0
-"""Seconds after which one who wanted to move a letter is taken for dead. Should it be alive after all, and only slow,
-the letter is moved twice."""
-LOOK_AGAIN: Final = 0.1
+"""Seconds after which one who wanted to move a letter is taken for dead; if he is not, the letter may be doubled."""
+LOOK_AGAIN: Final = 0.05
 
 
 class Letters:
@@ -33,37 +32,44 @@ class Letters:
         self._position = 0
         self._gone: dict[str, Fate] = {}
         self._claims: dict[str, tuple[str, float]] = {}
+        self._last: tuple[bytes, tuple[Fate, str, float] | None] = (b"", None)
         self._turn = asyncio.Lock()
 
     async def refresh(self) -> None:
         """Read what was said since the last look."""
-        tp = (self._topic, 0)
         async with self._turn:
-            ends = await self._client.ends([tp])
-            if ends[tp] < self._position:  # the topic was deleted and made again
-                self._position = 0
-                self._gone.clear()
-                self._claims.clear()
-            if ends[tp] == self._position:
-                return
-            begins = await self._client.begins([tp])
-            start = max(self._position, begins[tp])
-            found = await self._client.read({tp: start}, ends)
-            for record in found[tp]:
-                self._learn(record)
-            self._position = ends[tp]
+            await self._catch_up()
 
-    def _learn(self, record: Record) -> None:
-        address = (record.key or b"").decode("utf-8", "replace")
-        if record.value is None:
+    async def _catch_up(self, written: Sequence[Outgoing] = ()) -> None:
+        """Learn what is new; where that is as much as we have just `written`, it is that, and need not be read."""
+        tp = (self._topic, 0)
+        ends = await self._client.ends([tp])
+        if ends[tp] < self._position:  # the topic was deleted and made again
+            self._position = 0
+            self._gone.clear()
+            self._claims.clear()
+        if ends[tp] == self._position:
+            return
+        news: Sequence[Record | Outgoing] = written
+        if ends[tp] != self._position + len(written):
+            begins = await self._client.begins([tp])
+            news = (await self._client.read({tp: max(self._position, begins[tp])}, ends))[tp]
+        for record in news:
+            self._learn(record.key or b"", record.value)
+        self._position = ends[tp]
+
+    def _learn(self, key: bytes, value: bytes | None) -> None:
+        address = key.decode("utf-8", "replace")
+        if value is None:
             self._gone.pop(address, None)
             self._claims.pop(address, None)
             return
-        try:
-            told = json.loads(record.value)
-            fate, by, at = told["state"], str(told.get("by", "")), float(told.get("at", 0.0))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return  # a stranger's
+        if value != self._last[0]:
+            self._last = value, _read(value)  # whoever moves letters says the same of many
+        told = self._last[1]
+        if told is None:
+            return
+        fate, by, at = told
         if fate == "moving":
             known = self._claims.get(address)
             if known is None or at > known[1] + CLAIM_LASTS:
@@ -81,45 +87,55 @@ class Letters:
         return self._gone
 
     async def claim(self, addresses: Sequence[str]) -> set[str]:
-        """Those of the letters that are ours to move now; the others are gone.
-
-        What somebody else wanted to move is waited for: it goes, or its mover is dead and it is ours after all.
-        """
+        """Those of the letters that are ours to move now."""
         me = secrets.token_hex(8)
-        left = list(addresses)
-        mine: set[str] = set()
-        patience = time.monotonic() + 3 * CLAIM_LASTS  # a clock that goes wrong elsewhere does not keep us for ever
-        while left and time.monotonic() < patience:
-            now = time.time()
-            wanted = [address for address in left if not self._claimed(address, now)]
-            await self._say([(address, "moving", me) for address in wanted])
-            if not wanted:
-                await asyncio.sleep(LOOK_AGAIN)
+        now = time.time()
+        wanted = [address for address in addresses if not self._claimed(address, now)]
+        await self._write(self._words(wanted, "moving", me), sure=True)
+        return {
+            address for address in wanted if not self.is_gone(address) and self._claims.get(address, ("", 0.0))[0] == me
+        }
+
+    async def settled(self, addresses: Sequence[str]) -> None:
+        """Wait until nobody is about to move these: they are gone, or stand, or their mover is taken for dead."""
+        while any(self._claimed(address, time.time()) for address in addresses):
+            await asyncio.sleep(LOOK_AGAIN)
             await self.refresh()
-            mine |= {address for address in wanted if self._claims.get(address, ("", 0.0))[0] == me}
-            left = [address for address in left if address not in mine and not self.is_gone(address)]
-        return mine
 
     def _claimed(self, address: str, now: float) -> bool:
-        return address in self._claims and now <= self._claims[address][1] + CLAIM_LASTS
+        # Either way: a claim from a clock that is ahead of ours must not keep us waiting until that clock is right.
+        return address in self._claims and abs(now - self._claims[address][1]) <= CLAIM_LASTS
 
     async def say(self, addresses: Iterable[str], fate: Fate) -> None:
         """These are gone; stands once this returns."""
-        await self._say([(address, fate, "") for address in addresses])
+        await self._write(self._words(addresses, fate))
 
     async def unsay(self, addresses: Iterable[str]) -> None:
         """Nothing is said of these any more."""
         await self._write([Outgoing(self._topic, address.encode(), None, (), 0) for address in addresses])
 
-    async def _say(self, words: Sequence[tuple[str, Fate, str]]) -> None:
-        now = time.time()
-        rows = []
-        for address, fate, by in words:
-            told = json.dumps({"state": fate, "by": by, "at": now}).encode()
-            rows.append(Outgoing(self._topic, address.encode(), told, (), 0))
-        await self._write(rows)
+    def _words(self, addresses: Iterable[str], fate: Fate, by: str = "") -> list[Outgoing]:
+        told = json.dumps({"state": fate, "by": by, "at": time.time()}).encode()
+        return [Outgoing(self._topic, address.encode(), told, (), 0) for address in addresses]
 
-    async def _write(self, rows: Sequence[Outgoing]) -> None:
-        for error in await self._client.send(rows):
-            if isinstance(error, BrokerError):
-                raise error
+    async def _write(self, rows: Sequence[Outgoing], *, sure: bool = False) -> None:
+        """Write, and learn what was said up to then; not `sure`: that may fail, for what was written stands."""
+        if not rows:
+            return
+        async with self._turn:  # nobody of this process moves the position meanwhile
+            for error in await self._client.send(rows):
+                if isinstance(error, BrokerError):
+                    raise error
+            try:
+                await self._catch_up(rows)
+            except BrokerError:
+                if sure:
+                    raise
+
+
+def _read(value: bytes) -> tuple[Fate, str, float] | None:
+    try:
+        told = json.loads(value)
+        return told["state"], str(told.get("by", "")), float(told.get("at", 0.0))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None  # a stranger's

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from eventbus import Bus, DeadLetter, Event, RetryPolicy, Service
+from eventbus.adapter import Redrive
 from eventbus.testing.contract.harness import drained, eventually, running
-from eventbus_kafka import KafkaAdapter
+from eventbus_kafka import KafkaAdapter, state
 from eventbus_kafka.parking import KafkaParking
 from tests.adapter.test_kafka_log import Place, place
 
@@ -55,6 +58,42 @@ async def test_pages_go_over_partitions_by_the_time_of_parking(place: Place) -> 
         assert len(set(seen)) == 40
         assert [letter.event.id for letter in await parking.find("e7")] == ["e7"]
         assert await parking.count() == (40, True)
+
+
+async def test_a_walk_that_keeps_its_place_shows_the_same_and_sees_what_others_took(place: Place) -> None:
+    """Within one look pages of any size show every letter once, oldest first, but for those purged meanwhile."""
+    service = place.service()
+    async with place.bus(dlq_partitions=3) as bus, place.bus() as other:
+        await _park(bus, service, 40)
+        parking = _parking(bus, service)
+        whole = [letter.address for letter in (await parking.browse(None, 100)).letters]
+        seen: list[str] = []
+        async with parking.looking():
+            page = await parking.browse(None, 7)
+            seen += [letter.address for letter in page.letters]
+            assert await _parking(other, service).purge([whole[3], whole[20]]) == ["done", "done"]
+            while page.next is not None:
+                page = await parking.browse(page.next, 7)
+                seen += [letter.address for letter in page.letters]
+            order = Redrive(whole[20], {})
+            assert await parking.redrive([order]) == ["gone"]
+        assert seen == [address for address in whole if address != whole[20]]
+
+
+async def test_what_a_dead_operator_had_begun_to_move_is_moved_by_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not called gone, for it still stands: the next re-drive waits until the first is taken for dead."""
+    monkeypatch.setattr(state, "CLAIM_LASTS", 0.5)
+    service = place.service()
+    async with place.bus() as bus, place.bus() as dead:
+        await _park(bus, service, 4)
+        assert isinstance(dead.adapter, KafkaAdapter)
+        claims = dead.adapter.letters(dead.adapter.names(service.name, service.prefix))
+        assert await claims.claim(["0:1", "0:2"]) == {"0:1", "0:2"}
+        report = await bus.dead_letters(service).redrive()
+        assert (report.done, report.gone, report.failed) == (4, 0, 0)
+        assert (await bus.stats(service)).ready == 4
 
 
 async def test_the_state_says_what_is_gone_and_the_log_keeps_it(place: Place) -> None:

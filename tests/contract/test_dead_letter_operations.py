@@ -531,7 +531,7 @@ async def test_a_killed_redrive_loses_nothing(name: str, tmp_path: Path) -> None
             assert operator.stdout is not None
             try:
                 operator.stdout.readline()
-                await asyncio.sleep(dice.uniform(0.0, 0.25))  # any moment
+                await asyncio.sleep(dice.uniform(0.0, 0.1))  # any moment
                 operator.send_signal(signal.SIGKILL)
                 assert operator.wait(10) == -signal.SIGKILL
             except AssertionError:
