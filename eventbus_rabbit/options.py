@@ -7,15 +7,14 @@ stand in the query or in the table; the client's own parameters are not mirrored
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final, Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from yarl import URL
 
-from eventbus.durations import seconds
+from eventbus import settings as reading
 from eventbus.errors import ConfigError
 from eventbus.redaction import redact_url
 from eventbus_rabbit.names import Layout, layout
@@ -65,18 +64,13 @@ class Options:
 
 def read(url: str, settings: Mapping[str, object]) -> Options:
     """The options in a URL and its settings; ConfigError names the key, the value and what is allowed."""
-    parts = urlsplit(url)
-    given: dict[str, object] = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name, value in settings.items():
-        if name in given and str(given[name]) != str(value):
-            raise ConfigError(f"rabbit.{name} = {value!r} in the settings, {given[name]!r} in the URL: give it once")
-        given[name] = value
-    for name in given:
-        if name not in _READERS and name not in ("layout", "names", "retry_ttl"):
-            known = ", ".join([*_READERS, "layout", "names", "retry_ttl"])
-            raise ConfigError(f"rabbit.{name} = {given[name]!r}: unknown setting; known are {known}")
-    values = {name: read(name, given[name]) for name, read in _READERS.items() if name in given}
-    chosen = _layout(given)
+    values = reading.read("rabbit", urlsplit(url).query, settings, _READERS)
+    ttl = values.pop("retry_ttl", None)
+    chosen = layout(
+        str(values.pop("layout", "event-bus")),
+        values.pop("names", {}),  # type: ignore[arg-type]
+        None if ttl is None else round(ttl * 1000),  # type: ignore[operator]
+    )
     options = Options(_urls(url), chosen, **values)  # type: ignore[arg-type]
     if options.retry == "dead-letter" and chosen.reject_exchange != chosen.retry_exchange:
         raise ConfigError(
@@ -97,18 +91,6 @@ def plain() -> Options:
 def with_settings(settings: Mapping[str, object]) -> Options:
     """The options of a ready-made connection."""
     return read("amqp://ready-made", settings)
-
-
-def _layout(given: Mapping[str, object]) -> Layout:
-    names = given.get("names", {})
-    if not isinstance(names, Mapping) or not all(isinstance(text, str) for text in names.values()):
-        raise ConfigError(f"rabbit.names = {names!r}: must be a table of templates, such as queue = 'q.{{service}}'")
-    ttl = given.get("retry_ttl")
-    return layout(
-        str(given.get("layout", "event-bus")),
-        {str(name): text for name, text in names.items()},
-        None if ttl is None else round(_duration("retry_ttl", ttl) * 1000),
-    )
 
 
 def _urls(url: str) -> tuple[URL, ...]:
@@ -150,62 +132,31 @@ def _host(text: str, url: str) -> tuple[str, int | None]:
     return host.strip("[]"), int(port) if port else None
 
 
-def _choice(*allowed: str) -> Callable[[str, object], str]:
-    def choose(name: str, value: object) -> str:
-        if value not in allowed:
-            raise ConfigError(f"rabbit.{name} = {value!r}: must be {' or '.join(repr(text) for text in allowed)}")
-        return str(value)
-
-    return choose
+def _names(name: str, value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+        raise ConfigError(f"{name} = {value!r}: must be a table of templates, such as queue = 'q.{{service}}'")
+    return {str(key): text for key, text in value.items()}
 
 
-def _duration(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str, timedelta)):
-        raise ConfigError(f"rabbit.{name} = {value!r}: must be a duration such as '30s' or a number of seconds")
-    try:
-        found = seconds(value)
-    except ConfigError as error:
-        raise ConfigError(f"rabbit.{name} = {value!r}: {error}") from None
-    if not 0.001 <= found <= 86_400:
-        raise ConfigError(f"rabbit.{name} = {value!r}: must be from 1ms to 1 day")
-    return found
+def _or_zero(reader: reading.Reader[float]) -> reading.Reader[float]:
+    return lambda name, value: 0.0 if str(value) in ("0", "0s", "0.0") else reader(name, value)
 
 
-def _wait(name: str, value: object) -> float:
-    return 0.0 if str(value) in ("0", "0s", "0.0") else _duration(name, value)
+_TIME: Final = reading.duration(0.001, 86_400.0)
+_HEARTBEAT: Final = _or_zero(reading.duration(1.0, 3600.0))
 
-
-def _heartbeat(name: str, value: object) -> int:
-    if str(value) in ("0", "0s"):
-        return 0
-    found = _duration(name, value)
-    if not 1 <= found <= 3600:
-        raise ConfigError(f"rabbit.{name} = {value!r}: must be 0 (off) or from 1s to 1h")
-    return round(found)
-
-
-def _count(name: str, value: object) -> int:
-    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 65535:
-        raise ConfigError(f"rabbit.{name} = {value!r}: must be a whole number from 1 to 65535")
-    return number
-
-
-def _file(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"rabbit.{name} = {value!r}: must be the path of a file")
-    return value
-
-
-_READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
-    "queue_type": _choice("classic", "quorum"),
-    "retry": _choice("copy", "dead-letter"),
-    "heartbeat": _heartbeat,
-    "prefetch": _count,
-    "timeout": _duration,
-    "connect_timeout": _duration,
-    "settling": _wait,
-    "cafile": _file,
-    "certfile": _file,
-    "keyfile": _file,
+_READERS: Final[Mapping[str, reading.Reader[object]]] = {
+    "queue_type": reading.choice("classic", "quorum"),
+    "retry": reading.choice("copy", "dead-letter"),
+    "heartbeat": lambda name, value: round(_HEARTBEAT(name, value)),
+    "prefetch": reading.whole(1, 65535),
+    "timeout": _TIME,
+    "connect_timeout": _TIME,
+    "settling": _or_zero(_TIME),
+    "cafile": reading.text,
+    "certfile": reading.text,
+    "keyfile": reading.text,
+    "layout": reading.text,
+    "names": _names,
+    "retry_ttl": _TIME,
 }

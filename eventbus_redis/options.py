@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
+from eventbus import settings as reading
 from eventbus.adapter import PARKING_MARGIN
-from eventbus.durations import human, seconds
 from eventbus.errors import ConfigError
 from eventbus.redaction import redact_url
 from eventbus_redis import names
@@ -59,15 +58,7 @@ def read(url: str, settings: Mapping[str, object]) -> Options:
     shown = redact_url(url)
     if parts.scheme not in ("redis", "rediss") or parts.fragment:
         raise ConfigError(f"{shown}: write redis://host:6379/0 or rediss://user:password@host:6379/0")
-    given: dict[str, object] = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name, value in settings.items():
-        if name in given and str(given[name]) != str(value):
-            raise ConfigError(f"redis.{name} is in the settings and, with another value, in the URL: give it once")
-        given[name] = value
-    for name, value in given.items():
-        if name not in _READERS:
-            raise ConfigError(f"redis.{name} = {value!r}: unknown setting; known are {', '.join(_READERS)}")
-    values = {name: _READERS[name](name, value) for name, value in given.items()}
+    values = reading.read("redis", parts.query, settings, _READERS)
     if values.get("sentinel") and values.get("cluster"):
         raise ConfigError("redis.sentinel and redis.cluster: give one of them, not both")
     login, at, hosts = parts.netloc.rpartition("@")
@@ -76,28 +67,13 @@ def read(url: str, settings: Mapping[str, object]) -> Options:
     if database and values.get("cluster"):
         raise ConfigError(f"{shown}: Redis Cluster has only database 0")
     return Options(
-        hosts=_hosts(hosts, SENTINEL_PORT if values.get("sentinel") else DEFAULT_PORT, shown),
+        hosts=reading.hosts(hosts, SENTINEL_PORT if values.get("sentinel") else DEFAULT_PORT, shown),
         username=unquote(username) or None,
         password=unquote(password) or None,
         db=database,
         tls=parts.scheme == "rediss",
         **values,  # type: ignore[arg-type]
     )
-
-
-def _hosts(text: str, default: int, shown: str) -> tuple[tuple[str, int], ...]:
-    hosts = []
-    for piece in text.split(",") if text else ["localhost"]:
-        host, port = piece, str(default)
-        if piece.startswith("["):  # an IPv6 address
-            host, _, rest = piece[1:].partition("]")
-            port = rest.removeprefix(":") or port
-        elif ":" in piece:
-            host, _, port = piece.partition(":")
-        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"{shown}: {piece!r} is not host:port")
-        hosts.append((host, int(port)))
-    return tuple(hosts)
 
 
 def _database(path: str, shown: str) -> int:
@@ -109,104 +85,33 @@ def _database(path: str, shown: str) -> int:
     return int(text)
 
 
-def _lease(name: str, value: object) -> float:
-    lease = _duration(name, value)
-    if not SHORTEST_LEASE <= lease <= 86400:
-        raise ConfigError(f"redis.{name} = {value!r}: must be from {human(SHORTEST_LEASE)} to 1d")
-    return lease
-
-
-def _timeout(name: str, value: object) -> float:
-    timeout = _duration(name, value)
-    if not 0.5 <= timeout <= LONGEST_TIMEOUT:
-        raise ConfigError(f"redis.{name} = {value!r}: must be from 500ms to {human(LONGEST_TIMEOUT)}")
-    return timeout
-
-
-def _duration(name: str, value: object) -> float:
-    if not isinstance(value, (int, float, str, timedelta)):
-        raise ConfigError(f"redis.{name} = {value!r}: must be a duration such as '30s' or a number of seconds")
-    try:
-        return seconds(value)
-    except ConfigError as error:
-        raise ConfigError(f"redis.{name} = {value!r}: {error}") from None
-
-
-def _age(name: str, value: object) -> float | None:
-    return None if _is_none(value) else _duration(name, value)
-
-
-def _entries(name: str, value: object) -> int | None:
-    return None if _is_none(value) else _whole(name, value, 1, 2**53)
-
-
-def _is_none(value: object) -> bool:
-    return value is None or value is False or (isinstance(value, str) and value.lower() in ("none", "false", "off"))
-
-
-def _count(name: str, value: object) -> int:
-    return _whole(name, value, 1, 2**53)
-
-
-def _event_bytes(name: str, value: object) -> int:
-    return _whole(name, value, 2 * PARKING_MARGIN, LARGEST_EVENT)
-
-
-def _whole(name: str, value: object, low: int, high: int) -> int:
-    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
-    if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
-        raise ConfigError(f"redis.{name} = {value!r}: must be a whole number from {low} to {high}")
-    return number
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"redis.{name} = {value!r}: must be a text")
-    return value
-
-
 def _secret(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"redis.{name}: must be a text")
+        raise ConfigError(f"{name}: must be a text")
     return value
-
-
-def _switch(name: str, value: object) -> bool:
-    found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
-    if found is None:
-        raise ConfigError(f"redis.{name} = {value!r}: must be true or false")
-    return found
 
 
 def _names(name: str, value: object) -> Names:
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"redis.{name} = {value!r}: must be a table of templates, such as queue = {names.DEFAULT.queue!r}"
-        )
+        raise ConfigError(f"{name} = {value!r}: must be a table of templates, such as queue = {names.DEFAULT.queue!r}")
     return names.read(value)
 
 
-def _requirement(name: str, value: object) -> str:
-    if value not in ("required", "none"):
-        raise ConfigError(f"redis.{name} = {value!r}: must be 'required' or 'none'")
-    return str(value)
-
-
-_READERS: Final[Mapping[str, Callable[[str, object], object]]] = {
-    "lease": _lease,
-    "timeout": _timeout,
-    "dlq_max_age": _age,
-    "dlq_max_entries": _entries,
-    "lag_warning": _count,
-    "max_event_bytes": _event_bytes,
-    "sentinel": _text,
+_READERS: Final[Mapping[str, reading.Reader[object]]] = {
+    "lease": reading.duration(SHORTEST_LEASE, 86_400.0),
+    "timeout": reading.duration(0.5, LONGEST_TIMEOUT),
+    "dlq_max_age": reading.or_none(reading.duration()),
+    "dlq_max_entries": reading.or_none(reading.whole(1, 2**53)),
+    "lag_warning": reading.whole(1, 2**53),
+    "max_event_bytes": reading.whole(2 * PARKING_MARGIN, LARGEST_EVENT),
+    "sentinel": reading.text,
     "sentinel_password": _secret,
-    "cluster": _switch,
-    "ssl_ca_certs": _text,
-    "ssl_certfile": _text,
-    "ssl_keyfile": _text,
-    "ssl_cert_reqs": _requirement,
-    "ssl_check_hostname": _switch,
-    "client_name": _text,
+    "cluster": reading.switch,
+    "ssl_ca_certs": reading.text,
+    "ssl_certfile": reading.text,
+    "ssl_keyfile": reading.text,
+    "ssl_cert_reqs": reading.choice("required", "none"),
+    "ssl_check_hostname": reading.switch,
+    "client_name": reading.text,
     "names": _names,
 }
