@@ -74,7 +74,7 @@ def ledger(journal: Journal) -> Service:
 async def keep_order(url: str, journal: Journal) -> int:
     async with Bus(url, settings=_settings()) as bus:
         # Written at the first wait inside run: from there on a signal is a request to stop.
-        asyncio.get_running_loop().call_soon(journal.write, "up", "", 0)
+        asyncio.get_running_loop().call_soon(journal.write, "up", os.getpid(), 0)
         return await bus.run(ledger(journal))
 
 
@@ -95,7 +95,7 @@ async def _announce(bus: Bus, journal: Journal) -> None:
     """Say so when every service receives: a broker that goes before that is an error at start, as it should be."""
     while len(bus.health) < len(SERVICES) or not all(health.receiving for health in bus.health.values()):
         await asyncio.sleep(0.01)
-    journal.write("up", "", 0)
+    journal.write("up", os.getpid(), 0)
 
 
 async def publish(url: str, journal: Journal, name: str) -> int:

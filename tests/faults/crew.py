@@ -15,7 +15,7 @@ from pathlib import Path
 
 from eventbus import Bus
 from tests.faults.actor import SERVICES
-from tests.faults.journal import Journal
+from tests.faults.journal import Journal, read
 
 
 class Crew:
@@ -38,6 +38,11 @@ class Crew:
         )
         self._members[name] = process
         return process
+
+    def up(self) -> bool:
+        """Whether all who run now have said that they receive; one may have been killed before it could."""
+        said = {record[1] for record in read(self.journal) if record[0] == "up"}
+        return all(process.pid in said for process in self._members.values())
 
     def running(self, name: str) -> bool:
         return self._members[name].poll() is None

@@ -83,9 +83,8 @@ async def run(url: str, settings: dict[str, dict[str, object]], folder: Path, ki
                 crew.kill(victim)
                 crew.start(victim, "in-order")
             while True:
-                up = sum(record[0] == "up" for record in read(journal))
                 done = inversions(read(journal))[1]
-                if done + await bus.dead_letters(service).count() >= EVENTS and up == kills + 2:
+                if done + await bus.dead_letters(service).count() >= EVENTS and crew.up():
                     break
                 assert time.monotonic() < deadline, f"not done in time: {done}, {await bus.stats(service)}"
                 await asyncio.sleep(0.1)

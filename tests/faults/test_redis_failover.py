@@ -74,7 +74,7 @@ async def test_a_failover_by_sentinel_goes_on_and_its_loss_is_told(tmp_path: Pat
         try:
             for name in ("consumer-1", "consumer-2"):
                 crew.start(name, "consume")
-            await _until(lambda: _up(journal, 2), "both consumers receive")
+            await _until(lambda: _up(crew), "both consumers receive")
             async with Bus(url, source="wms-api", settings=SETTINGS) as bus:
                 for turn in range(100):
                     events = [Event("order.created", id=f"e-{turn}-{n}") for n in range(50)]
@@ -109,8 +109,8 @@ async def test_a_failover_by_sentinel_goes_on_and_its_loss_is_told(tmp_path: Pat
         assert lost <= {f"e-{turn}-{n}" for turn in range(35, 41) for n in range(50)}
 
 
-async def _up(journal: Path, consumers: int) -> bool:
-    return sum(record[0] == "up" for record in read(journal)) >= consumers
+async def _up(crew: Crew) -> bool:
+    return crew.up()
 
 
 async def _synced(replica: RedisServer) -> bool:
