@@ -41,8 +41,10 @@ class Crew:
 
     def up(self) -> bool:
         """Whether all who run now have said that they receive; one may have been killed before it could."""
-        said = {record[1] for record in read(self.journal) if record[0] == "up"}
-        return all(process.pid in said for process in self._members.values())
+        return all(self._said(process) for process in self._members.values())
+
+    def _said(self, process: subprocess.Popen[bytes]) -> bool:
+        return any(record[:2] == ["up", process.pid] for record in read(self.journal))
 
     def running(self, name: str) -> bool:
         return self._members[name].poll() is None
@@ -58,7 +60,12 @@ class Crew:
         self._members[name].send_signal(number)
 
     def stop(self, name: str) -> int:
+        """Ask a consumer to stop, and its exit code. One that is not up yet has no ear for it: SIGTERM is its death."""
         process = self._members.pop(name)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and not self._said(process):
+            assert time.monotonic() < deadline, f"{name} never came up"
+            time.sleep(0.02)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         return process.wait(60)
