@@ -200,15 +200,21 @@ class Endpoint:
         if self._auth is not None:
             headers.append(self._auth.header())
         breaker = self.breaker
-        if breaker is None:
-            return await self._post(headers, body), False
-        epoch, probing = breaker.epoch, breaker.state == "half-open"
+        epoch, probing = (0, False) if breaker is None else (breaker.epoch, breaker.state == "half-open")
+        end: Answer | SendFailed
         try:
-            end = await self._post(headers, body)
+            end = await self._ready().post(self.url, headers, body, timeout=self.timeout)
+            if not 100 <= end.status <= 599:
+                end = SendFailed("protocol", f"the answer has the status {end.status}; there are 100 to 599")
+        except SendFailed as failure:
+            end = failure
         except BaseException:
-            breaker.forget(epoch)  # called off by a shutdown: says nothing of the endpoint
-            self._let_in()
+            if breaker is not None:
+                breaker.forget(epoch)  # called off by a shutdown: says nothing of the endpoint
+                self._let_in()
             raise
+        if breaker is None:
+            return end, False
         # Anything but 5xx shows an endpoint that is alive, however little it likes the event.
         breaker.record(isinstance(end, Answer) and end.status < 500, self._now(), epoch)
         if breaker.epoch != epoch:
@@ -216,15 +222,6 @@ class Endpoint:
         if self._turns:
             self._let_in()
         return end, probing
-
-    async def _post(self, headers: HeaderList, body: bytes) -> Answer | SendFailed:
-        try:
-            answer = await self._ready().post(self.url, headers, body, timeout=self.timeout)
-        except SendFailed as failure:
-            return failure
-        if not 100 <= answer.status <= 599:
-            return SendFailed("protocol", f"the answer has the status {answer.status}; there are 100 to 599")
-        return answer
 
     def _told(self, outcome: Outcome, probing: bool) -> Outcome:
         if self._auth is not None and outcome.reason:

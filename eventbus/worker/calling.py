@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import math
 import types
 from collections.abc import Callable, Coroutine, Generator
@@ -152,11 +151,12 @@ def rest_of(paused: Paused) -> Generator[object, object, object]:
             run(coroutine.close)
             raise
         except BaseException as error:  # noqa: BLE001 - cancellation too belongs into the handler
-            step: Callable[[], object] = functools.partial(run, coroutine.throw, error)
+            step: Callable[..., object] = coroutine.throw
+            answer = error
         else:
-            step = functools.partial(run, coroutine.send, answer)
+            step = coroutine.send
         try:
-            waiting_for = step()
+            waiting_for = run(step, answer)
         except StopIteration as end:
             return end.value
         except GeneratorExit as error:

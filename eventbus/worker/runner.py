@@ -237,8 +237,11 @@ class Runner:
         left = False  # whether the door of solitude was closed behind us already
         try:
             while begun is not None or not self._office.expired(delivery):
-                outcome = await self._outcome(delivery, begun)
-                begun = None
+                if begun is None:
+                    outcome = await self._outcome(delivery)
+                else:
+                    outcome = begun if isinstance(begun, Outcome) else await self._outcome_of(begun)
+                    begun = None
                 if outcome is None:  # a thread that hung: answered for already, and no longer counted
                     left = True
                     return
@@ -283,11 +286,17 @@ class Runner:
             return failure(error)
         return begun if isinstance(begun, Paused) else self._said(begun.value)
 
-    async def _outcome(self, delivery: Delivery, begun: Outcome | Paused | None) -> Outcome | None:
-        if isinstance(begun, Outcome):
-            return begun
+    async def _outcome_of(self, paused: Paused) -> Outcome:
+        """The outcome of a handler that has begun."""
+        try:
+            return self._said(await self._rest(paused))
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+            return failure(error)
+
+    async def _outcome(self, delivery: Delivery) -> Outcome | None:
+        """The same from the beginning, measured and traced where somebody listens."""
         if not (self._measuring or self._tracing):
-            return await self._call(delivery, begun)
+            return await self._call(delivery)
         started = time.perf_counter()
         if self._tracing:
             with telemetry.consumer_span(delivery) as span:
@@ -299,11 +308,9 @@ class Runner:
         telemetry.handler_seconds.record(time.perf_counter() - started, {"service": delivery.service} | self._labels)
         return outcome
 
-    async def _call(self, delivery: Delivery, begun: Paused | None = None) -> Outcome | None:
+    async def _call(self, delivery: Delivery) -> Outcome | None:
         """The handler's outcome, whatever it does; None if it hangs in a thread and was answered for."""
         try:
-            if begun is not None:
-                return self._said(await self._rest(begun))
             arguments = self._decode(delivery)
             if isinstance(arguments, Outcome):
                 return arguments
