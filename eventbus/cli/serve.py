@@ -18,6 +18,7 @@ from eventbus.cli.interrupts import start, stop_signals
 from eventbus.cli.output import note, say, say_json
 from eventbus.durations import seconds
 from eventbus.errors import ConfigError
+from eventbus.listening import Address
 from eventbus.redaction import redact_url
 from eventbus.service import Service
 
@@ -69,9 +70,9 @@ async def _serve(place: Place, named: Sequence[Service], listen: str | None) -> 
     admin = _admin(place)
     services = [*(place.config.outline() if place.config is not None else ()), *named]
     keyring = _keyring(admin)
-    host, port = server.address(listen or admin.listen)
-    server.check(host, bool(keyring))
-    listening = server.bind(host, port)
+    where = Address.parse(listen or admin.listen)
+    server.check(where, bool(keyring))
+    listening = where.bind()
     bus = place.bus()
     must_exist(bus)
     collect()
@@ -81,7 +82,7 @@ async def _serve(place: Place, named: Sequence[Service], listen: str | None) -> 
             app = make_app(
                 Desk(bus, services, readiness=readiness, metrics=metrics),
                 keyring=keyring,
-                hosts=None if keyring else server.names_of(host),
+                hosts=None if keyring else server.names_of(where),
                 rate=admin.rate,
                 max_body=admin.max_body_kib * 1024,
             )
@@ -129,7 +130,7 @@ async def health_served(listen: str, plan: Plan) -> AsyncIterator[str]:
     bus, services = plan.bus, plan.services
     keyring = _keyring(_admin(plan.place))
     desk = Desk(bus, readiness=ConsumerReadiness(bus, services), metrics=Metrics(bus, services))
-    with server.bind(*server.address(listen)) as listening:
+    with Address.parse(listen).bind() as listening:
         async with server.serving(make_app(desk, routes=HEALTH_ROUTES, keyring=keyring), listening) as address:
             yield address
 

@@ -66,7 +66,7 @@ def test_a_token_is_made_shown_once_and_taken(cli: Cli, letters: dict[str, str])
         (("serve", "--url", "sqlite:///nowhere.db"), 3, "there is no file"),
         (("serve", "--url", "memory://", "--listen", "0.0.0.0:18790"), 2, "needs a token"),
         (("serve", "--url", "memory://", "--listen", "[::]:18790"), 2, "needs a token"),
-        (("serve", "--url", "memory://", "--listen", "nowhere"), 2, "is no address to listen on"),
+        (("serve", "--url", "memory://", "--listen", "nowhere"), 2, "write HOST:PORT"),
         (("run", "app:wms", "--url", "memory://", "--health", "x"), 2, "app"),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_port_that_is_taken(cli: Cli, letters: dict[str, str]) -> None:
     """The second server says so."""
     _, address = served(cli, "--url", "sqlite:///bus.db", "--service", "wms-cincout")
     done = cli("serve", "--url", "sqlite:///bus.db", "--listen", address.removeprefix("http://"))
-    assert (done.returncode, "cannot listen on" in done.stderr) == (2, True)
+    assert (done.returncode, "cannot be listened on" in done.stderr) == (2, True)
 
 
 def test_without_a_file_services_are_named_or_asked_for(cli: Cli, letters: dict[str, str]) -> None:
