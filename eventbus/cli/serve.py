@@ -120,18 +120,20 @@ def _keyring(admin: AdminTable) -> Keyring:
 
 @asynccontextmanager
 async def health_served(listen: str, plan: Plan) -> AsyncIterator[str]:
-    """`/healthz`, `/readyz` and `/metrics` of a process that consumes; gives the address. See `collect`."""
+    """Health, metrics and stats of a process that consumes; gives the address. See `collect_metrics`."""
     from eventbus.console import server
-    from eventbus.console.app import HEALTH_ROUTES, make_app
+    from eventbus.console.app import HEALTH_ROUTES, OPEN_HEALTH_ROUTES, make_app
     from eventbus.console.desk import Desk
     from eventbus.console.health import ConsumerReadiness
     from eventbus.console.metrics import Metrics
 
     bus, services = plan.bus, plan.services
     keyring = _keyring(_admin(plan.place))
-    desk = Desk(bus, readiness=ConsumerReadiness(bus, services), metrics=Metrics(bus, services))
-    with Address.parse(listen).bind() as listening:
-        async with server.serving(make_app(desk, routes=HEALTH_ROUTES, keyring=keyring), listening) as address:
+    desk = Desk(bus, services, readiness=ConsumerReadiness(bus, services), metrics=Metrics(bus, services))
+    where = Address.parse(listen)
+    routes = HEALTH_ROUTES if keyring or where.is_loopback else OPEN_HEALTH_ROUTES
+    with where.bind() as listening:
+        async with server.serving(make_app(desk, routes=routes, keyring=keyring), listening) as address:
             yield address
 
 
