@@ -78,7 +78,8 @@ async def _serve(place: Place, named: Sequence[Service], listen: str | None) -> 
     collect()
     with listening, stop_signals() as stopped:
         async with bus:
-            readiness, metrics = BrokerReadiness(bus, services), Metrics(bus, services)
+            readiness = BrokerReadiness(bus, services)
+            metrics = Metrics(bus, services, tenants=admin.tenant_metrics)
             app = make_app(
                 Desk(bus, services, readiness=readiness, metrics=metrics),
                 keyring=keyring,
@@ -128,8 +129,9 @@ async def health_served(listen: str, plan: Plan) -> AsyncIterator[str]:
     from eventbus.console.metrics import Metrics
 
     bus, services = plan.bus, plan.services
-    keyring = _keyring(_admin(plan.place))
-    desk = Desk(bus, services, readiness=ConsumerReadiness(bus, services), metrics=Metrics(bus, services))
+    admin = _admin(plan.place)
+    keyring, metrics = _keyring(admin), Metrics(bus, services, tenants=admin.tenant_metrics)
+    desk = Desk(bus, services, readiness=ConsumerReadiness(bus, services), metrics=metrics)
     where = Address.parse(listen)
     routes = HEALTH_ROUTES if keyring or where.is_loopback else OPEN_HEALTH_ROUTES
     with where.bind() as listening:

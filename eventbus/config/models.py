@@ -565,6 +565,7 @@ class AdminTable(Table):
     listen: ListenAddress = "127.0.0.1:8000"
     rate: Annotated[float, BeforeValidator(_number(0.1, 1_000_001, "must be a number from 0.1 to 1000000"))] = 50.0
     max_body_kib: Count = 32 * 1024
+    tenant_metrics: Annotated[int, BeforeValidator(_number(0, 1001, "must be a whole number from 0 to 1000"))] = 0
     tokens: list[TokenTable] = Field(default_factory=list)
 
     @model_validator(mode="after")

@@ -116,6 +116,8 @@ class Endpoint:
         self._sender = self._own_sender
         self._made_here = False
         self._now = now
+        self.labels: dict[str, str] = {"endpoint": printable(url)}
+        """Who it is, in logs and metrics; its service adds what it knows."""
         self._turns: deque[asyncio.Future[None]] = deque()
         self._lookup: asyncio.Task[None] | None = None
 
@@ -135,11 +137,14 @@ class Endpoint:
                 f"the client of {type(theirs).__name__} and leave them out here"
             )
         self._ready()
+        if self.breaker is not None:
+            telemetry.breakers.add(self)
         if theirs is None and self._lookup is None:
             self._lookup = asyncio.get_running_loop().create_task(self._look_up())
 
     async def aclose(self) -> None:
         """Close the sender if it was made here; one that was handed over belongs to who made it."""
+        telemetry.breakers.discard(self)
         lookup, self._lookup = self._lookup, None
         if lookup is not None:
             lookup.cancel()
@@ -147,6 +152,11 @@ class Endpoint:
         made_here, self._made_here = self._made_here, False
         if made_here and sender is not None:
             await sender.aclose()
+
+    @property
+    def breaker_number(self) -> int:
+        """Where its breaker stands, as metrics tell it."""
+        return 0 if self.breaker is None else _STATES[self.breaker.state]
 
     @property
     def state(self) -> EndpointState:
@@ -161,7 +171,7 @@ class Endpoint:
         if not (self.breaker is None or self.breaker.allow(self._now()) or await self._turn(self.breaker)):
             return self._not_now(self.breaker)
         headers, body = build(delivery, self._single_mode)
-        end, probing = await self._exchange(headers, body, delivery.event.id, delivery.service)
+        end, probing = await self._exchange(headers, body, delivery.event.id)
         if isinstance(end, SendFailed):
             return self._told(outcome_of_failure(end), probing)
         return self._told(outcome_of_answer(end, now=self._now()), probing)
@@ -176,7 +186,7 @@ class Endpoint:
             return self._not_now(self.breaker)
         headers, body = build_batch(deliveries)
         key = next(value for name, value in headers if name == "idempotency-key")
-        end, probing = await self._exchange(headers, body, key, deliveries[0].service)
+        end, probing = await self._exchange(headers, body, key)
         if isinstance(end, SendFailed):
             return self._told(outcome_of_failure(end), probing)
         found = outcomes_of_answer(end, deliveries, now=self._now())
@@ -191,9 +201,7 @@ class Endpoint:
 
     # --- sending ---------------------------------------------------------------------------------------------
 
-    async def _exchange(
-        self, headers: HeaderList, body: bytes, id: str, service: str
-    ) -> tuple[Answer | SendFailed, bool]:
+    async def _exchange(self, headers: HeaderList, body: bytes, id: str) -> tuple[Answer | SendFailed, bool]:
         """What came back, and whether this was the breaker's probe."""
         if self._signer is not None:
             headers += self._signer.headers(escape(id), body, self._now())
@@ -218,7 +226,7 @@ class Endpoint:
         # Anything but 5xx shows an endpoint that is alive, however little it likes the event.
         breaker.record(isinstance(end, Answer) and end.status < 500, self._now(), epoch)
         if breaker.epoch != epoch:
-            self._report(breaker, service, end)
+            self._report(breaker, end)
         if self._turns:
             self._let_in()
         return end, probing
@@ -252,8 +260,8 @@ class Endpoint:
                 await resolve(parts.hostname or "", parts.port or 0, self._egress)
         except (SendFailed, TimeoutError) as error:
             why = str(error) or f"no answer from DNS within {_LOOKUP_TIMEOUT:g} s"
-            fields = {"endpoint": printable(self.url), "error": why, "advice": "events wait until it is there"}
-            telemetry.log(logging.WARNING, "endpoint_unknown", fields)
+            fields = {"error": why, "advice": "events wait until it is there"}
+            telemetry.log(logging.WARNING, "endpoint_unknown", self.labels | fields)
 
     # --- the breaker -----------------------------------------------------------------------------------------
 
@@ -290,10 +298,8 @@ class Endpoint:
                 turn.set_result(None)
                 room = None if room is None else room - 1
 
-    def _report(self, breaker: Breaker, service: str, end: Answer | SendFailed) -> None:
-        state, url = breaker.state, printable(self.url)
-        telemetry.breaker_state.set(_STATES[state], {"service": service, "endpoint": url})
-        fields: dict[str, object] = {"service": service, "endpoint": url}
+    def _report(self, breaker: Breaker, end: Answer | SendFailed) -> None:
+        state, fields = breaker.state, dict[str, object](self.labels)
         if state == "open":
             fields["error"] = str(end) if isinstance(end, SendFailed) else f"status {end.status}"
             fields["probe_in"] = round(breaker.wait(self._now()), 3)

@@ -89,6 +89,7 @@ async def test_it_is_waited_for_and_costs_no_other_route_anything(
     assert all(f"host {HOST} is not known" in fields["reason"] for fields in retried)
     opened = [record.fields for record in caplog.records if getattr(record, "event", "") == "breaker_opened"]  # type: ignore[attr-defined]
     assert "check the URL of the route" in opened[0]["error"]
+    assert (opened[0]["service"], opened[0]["type"]) == ("t-stock", "lost")
 
 
 async def test_without_a_breaker_the_dead_letter_names_the_host_and_what_to_do(names: Names) -> None:

@@ -157,6 +157,66 @@ def test_health_and_metrics_of_a_process_that_consumes(
     promtool.check_metrics("".join(line for line in answer.text.splitlines(True) if "eventbus_" in line))
 
 
+SHAPED = """
+url = "sqlite:///bus.db"
+[admin]
+tenant_metrics = 1
+[services.wms-cincout]
+retry = { max_retries = 0 }
+fairness = true
+idempotency = { window = "1h" }
+[[services.wms-cincout.routes]]
+on = "order.*"
+handler = "app:handle"
+[[services.wms-cincout.routes]]
+on = "invoice.*"
+forward = "http://127.0.0.1:9/events"
+breaker = { failures = 1, open = "60s" }
+"""
+
+
+def test_metrics_of_tenants_duplicates_and_breakers(
+    cli: Cli, until: Callable[[Callable[[], object], str], None]
+) -> None:
+    """The first tenant of each kind only, as asked for; what came twice; every breaker in every scrape."""
+    cli.write("app.py", HANDLER)
+    cli.write("bus.toml", SHAPED)
+    running = cli.start("run", "bus.toml", "--health", "127.0.0.1:0", "--log", "json", env={"PYTHONPATH": "."})
+    [row] = running.wait_for("health")
+    running.wait_for("started")
+
+    def publish(tenant: str, id: str, ok: bool, type: str = "order.created") -> None:
+        words = ("publish", type, json.dumps({"ok": ok}), "--tenant", tenant, "--id", id, "--config", "bus.toml")
+        assert cli(*words).returncode == 0
+
+    for tenant, id in (("acme", "1"), ("acme", "2"), ("globex", "3")):
+        publish(tenant, id, ok=False)
+    running.wait_for("message_parked", 3)
+    publish("globex", "4", ok=True)
+
+    def read() -> dict[Any, float]:
+        return figures(httpx.get(f"{row['address']}/metrics").text)
+
+    until(
+        lambda: any(name == "eventbus_handled_total" and ("verdict", "ack") in said for name, said in read()), "acked"
+    )
+    publish("globex", "4", ok=True)
+    running.wait_for("duplicate_skipped")
+    publish("initech", "5", ok=True, type="invoice.due")
+    running.wait_for("breaker_opened")
+    labelled(read(), "eventbus_breaker_state")
+    found = read()  # the second scrape tells it, too
+    service = {"service": "wms-cincout"}
+    assert labelled(found, "eventbus_duplicates_total", **service, type="order.created") == 1
+    assert labelled(found, "eventbus_breaker_state", **service, type="invoice.*") == 2
+    parked = {said: value for (name, said), value in found.items() if name == "eventbus_tenant_parked"}
+    assert parked == {frozenset({**service, "tenant": "acme"}.items()): 2}
+    assert labelled(found, "eventbus_tenant_processed_total", **service) >= 2
+    for name in ("priority", "consecutive", "rounds_waited"):
+        labelled(found, f"eventbus_tenant_{name}", **service)
+    assert running.end() == 0
+
+
 def test_metrics_of_a_server(cli: Cli, letters: dict[str, str]) -> None:
     """Depths, and what was put back and removed through it."""
     running, address = served(cli, "--url", "sqlite:///bus.db", "--service", "wms-cincout")
