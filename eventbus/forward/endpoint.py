@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from eventbus import telemetry
@@ -31,6 +30,7 @@ from eventbus.forward.breaker import Breaker, BreakerState
 from eventbus.forward.cloudevents_http import MODES, HeaderList, Mode, build, escape
 from eventbus.forward.egress import EGRESS, Egress, literal, refusal, resolve
 from eventbus.forward.port import Answer, Sender, SendFailed
+from eventbus.forward.senders import SENDERS, SenderKind, default_sender
 from eventbus.forward.signing import Signer
 from eventbus.forward.tls import Tls
 from eventbus.redaction import redact
@@ -42,9 +42,6 @@ BREAKER_OPEN: Final = "breaker open"
 
 PROBE_FAILED: Final = "probe failed"
 """How the reason begins of the REQUEUE for an event that was sent as a probe and found the endpoint still down."""
-
-SenderKind: TypeAlias = Literal["lean", "aiohttp"]
-SENDERS: Final[tuple[SenderKind, ...]] = ("lean", "aiohttp")
 
 _GATEWAY_STATUSES: Final = frozenset({502, 503, 504})
 _STATES: Final[dict[BreakerState, int]] = {"closed": 0, "half-open": 1, "open": 2}
@@ -306,22 +303,6 @@ class Endpoint:
             telemetry.log(logging.WARNING, "breaker_opened", fields)
         elif state == "closed":
             telemetry.log(logging.INFO, "breaker_closed", fields)
-
-
-def default_sender(
-    kind: SenderKind = "lean",
-    connections: int = 256,
-    egress: Egress = "any",
-    ssl_context: ssl.SSLContext | None = None,
-) -> Sender:
-    """A new sender of ours. Raises ConfigError where its client is not installed."""
-    if kind == "aiohttp":
-        from eventbus.forward.aiohttp_sender import AiohttpSender
-
-        return AiohttpSender(max_connections=connections, egress=egress, ssl_context=ssl_context)
-    from eventbus.forward.lean_sender import LeanSender
-
-    return LeanSender(max_connections=connections, egress=egress, ssl_context=ssl_context)
 
 
 def check_url(url: str, egress: Egress = "any") -> None:
