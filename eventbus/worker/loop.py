@@ -123,6 +123,7 @@ class Worker:
         self._in_place: list[float] = []
         self._observe = observe
         self._acked: Counter[tuple[str, int | None]] | None = Counter() if telemetry.measuring() else None
+        """What was acknowledged since the last settlement; None where nobody counts anything."""
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._suspected = asyncio.Event()
@@ -724,12 +725,13 @@ class Worker:
     # --- tell ------------------------------------------------------------------------------------------------
 
     def _count(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
-        labels = {"service": self.service.name, "type": delivery.event.type}
-        verdict = _VERDICTS.get(type(settlement), "release")
-        telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})
-        if isinstance(settlement, Retry):
-            telemetry.retries.add(1, labels | {"attempt": delivery.attempt})
-            telemetry.retry_delay.record(settlement.delay, labels)
+        if self._acked is not None:
+            labels = {"service": self.service.name, "type": delivery.event.type}
+            verdict = _VERDICTS.get(type(settlement), "release")
+            telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})
+            if isinstance(settlement, Retry):
+                telemetry.retries.add(1, labels | {"attempt": delivery.attempt})
+                telemetry.retry_delay.record(settlement.delay, labels)
         if isinstance(settlement, Ack) and settlement.discarded:
             fields = telemetry.about(delivery) | {"reason": settlement.discarded}
             telemetry.log(logging.ERROR, "message_discarded", fields)

@@ -82,6 +82,7 @@ class Runner:
         self._closing = False
         self._flushing = False
         self._labels = {"route": route.name}
+        self._in_place = route.policy.retry.mode == "in-place"
         # Whether handlers run up to their first wait right where they were taken from the lane. Most of them end
         # there: those cost no coroutine, no deadline and no wake-up of another member of the pool.
         self._eager = route.batch is None and route.signature.is_async and not (self._measuring or self._tracing)
@@ -178,8 +179,8 @@ class Runner:
                     await self._handle_batch(taken)
                     continue
                 begun = self._begin(taken) if self._eager and taken.event.expires_at is None else None
-                if begun is ACKED:
-                    self._conclude(taken, ACKED)
+                if begun is ACKED or (isinstance(begun, Outcome) and not self._in_place):
+                    self._conclude(taken, begun)
                 else:
                     solitude.enter()
                     await self._handle(taken, begun)
@@ -355,7 +356,7 @@ class Runner:
 
     async def _rest(self, paused: Paused) -> object:
         """Await the rest of a handler within its deadline, which counts from here: until now nobody else ran either."""
-        if self._eager:
+        if self._eager and self.lane.running < self.lane.limit:
             self._wake(self.lane.limit)
         timeout = self.route.timeout
         call = self._deadlines.start(timeout)
