@@ -17,14 +17,22 @@ from eventbus.cli.api import Api, admin_api
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import UnknownLetter
 from eventbus.filters import Filter
-from eventbus.parking import MAX_IDS, DeadLetters, LetterPage, Progress, Report, StatKey, Where, to_disk
+from eventbus.parking import (
+    MAX_IDS,
+    OUT_OF_TIME,
+    DeadLetters,
+    LetterPage,
+    Progress,
+    Report,
+    StatKey,
+    Where,
+    write_out,
+)
 
 PAGE: Final = 100
 PIECE: Final = 500
 """Letters in one request: between two of them Ctrl-C stops, and the progress bar moves."""
 PIECE_BYTES: Final = 4 * 1024 * 1024
-OUT_OF_TIME: Final = "out of time"
-"""What the API says when there is more to do than fits a request."""
 
 
 @asynccontextmanager
@@ -151,10 +159,9 @@ class RemoteLetters(DeadLetters):
             if not letters or (stop is not None and stop.is_set()):
                 report.stopped = "stopped" if letters else ""
                 break
-            export.writelines(letterlines.dump(letter) + "\n" for letter in letters)
-            to_disk(export)
+            write_out(export, letters)
             places = [letter.address for letter in letters]
-            _add(report, Report(**await self._post("purge", {"addresses": places, "limit": len(places)})))
+            report.add(Report(**await self._post("purge", {"addresses": places, "limit": len(places)})))
             left -= len(letters)
             if progress is not None:
                 progress(report)
@@ -176,7 +183,7 @@ class RemoteLetters(DeadLetters):
             kind = {"content-type": "application/x-ndjson"}
             path = f"{self._path}/import"
             answer = await self._api.ask("POST", path, params=query, content="".join(piece), headers=kind)
-            _add(report, Report(**answer))
+            report.add(Report(**answer))
             if progress is not None:
                 progress(report)
             if stop is not None and stop.is_set():
@@ -210,7 +217,7 @@ class RemoteLetters(DeadLetters):
             answer = Report(**await self._post(path, one))
             order["canary"] = None
             report.next, report.stopped = answer.next, "" if answer.stopped == OUT_OF_TIME else answer.stopped
-            _add(report, answer)
+            report.add(answer)
             if progress is not None:
                 progress(report)
             if report.stopped:
@@ -260,14 +267,6 @@ class RemoteLetters(DeadLetters):
 
     async def _post(self, path: str, order: Mapping[str, object]) -> Any:
         return await self._api.post(f"{self._path}/{path}", order)
-
-
-def _add(report: Report, more: Report) -> None:
-    report.matched += more.matched
-    report.done += more.done
-    report.gone += more.gone
-    report.failed += more.failed
-    report.ids += more.ids[: MAX_IDS - len(report.ids)]
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[list[str]]:
