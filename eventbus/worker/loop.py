@@ -369,7 +369,13 @@ class Worker:
             share = self._prefetch if len(self.service.routes) == 1 else max(1, self._prefetch // 2)
             lane = self._shapes.lane(route, share)
             runner = Runner(
-                route, lane, clock=self._clock, deadlines=self._deadlines, solitude=self._solitude, office=self
+                route,
+                lane,
+                service=self.service.name,
+                clock=self._clock,
+                deadlines=self._deadlines,
+                solitude=self._solitude,
+                office=self,
             )
             self._runners[id(route)] = runner
             if route.batch is not None:
