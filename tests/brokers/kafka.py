@@ -248,7 +248,7 @@ def _java(*options: str) -> list[str]:
     return ["java", *options, *quick, "-cp", f"{libraries()}/*"]
 
 
-SHARED = Shared("Kafka", URL_VARIABLE, KafkaNode(), install, installed)
+SHARED = Shared("Kafka", URL_VARIABLE, KafkaNode(), install, installed, by_hand="it needs Java 17 and Maven")
 need = SHARED.need
 
 

@@ -228,7 +228,7 @@ def _listens(port: int) -> bool:
     return True
 
 
-SHARED = Shared("RabbitMQ", URL_VARIABLE, RabbitNode(), install, installed)
+SHARED = Shared("RabbitMQ", URL_VARIABLE, RabbitNode(), install, installed, by_hand="apt-get install rabbitmq-server")
 need = SHARED.need
 
 

@@ -59,10 +59,17 @@ class Shared:
     """The one broker of a kind that tests share."""
 
     def __init__(
-        self, title: str, variable: str, node: Node, install: Callable[[], bool], installed: Callable[[], bool]
+        self,
+        title: str,
+        variable: str,
+        node: Node,
+        install: Callable[[], bool],
+        installed: Callable[[], bool],
+        *,
+        by_hand: str,
     ) -> None:
         """`variable`: of the environment, which may name a running broker instead; that one is never touched."""
-        self.title, self.variable, self.node = title, variable, node
+        self.title, self.variable, self.node, self._by_hand = title, variable, node, by_hand
         self._install, self._installed = install, installed
         self._gate = cache() / f"{node.folder.name}.gate"
         self._users = cache() / f"{node.folder.name}.users"
@@ -103,7 +110,7 @@ class Shared:
         """install, start, stop or url: what `make brokers` calls."""
         what = sys.argv[1] if len(sys.argv) > 1 else "url"
         if what in ("install", "start") and not self.given and not self._install():
-            print(f"{self.title} is missing and cannot be installed here (see CONTRIBUTING.md)", file=sys.stderr)
+            print(f"{self.title} is missing and cannot be installed here: {self._by_hand}", file=sys.stderr)
             return 1
         if what == "start" and not self.given:
             with locked(self._gate):
