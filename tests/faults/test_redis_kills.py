@@ -220,6 +220,11 @@ async def test_after_a_flush_everything_accepted_is_delivered(tmp_path: Path) ->
             for start in range(0, len(after), 100):
                 await bus.publish_many([Event("order.created", id=id) for id in after[start : start + 100]])
         here.accepted, here.tried = after, [*here.tried, "warm", *after]
+
+        def back() -> bool:
+            return {row[1] for row in read(here.path) if row[0] == "done" and row[2] in after} == set(SERVICES)
+
+        await here.until(back, "the services are subscribed again")
         found = await here.finish()
     clean(found)
     assert found.accepted == FEW
