@@ -122,6 +122,7 @@ def claim_port() -> int:
             lock.close()
             continue
         _claimed[port] = lock
+        atexit.register(lock.close)
         return port
     raise AssertionError(f"all ports from {PORTS[0]} to {PORTS[-1]} are taken")
 
