@@ -27,7 +27,8 @@ def _without_secrets(record: logging.LogRecord) -> bool:
     """Render a traceback before any formatter does: the text of a handler's exception may quote a password."""
     error = record.exc_info[1] if record.exc_info else None
     if error is not None and not record.exc_text:
-        record.exc_text = "".join(map(redact, traceback.format_exception(error))).rstrip("\n")
+        text = "".join(map(redact, traceback.format_exception(error))).rstrip("\n")
+        record.exc_text = text.encode("utf-8", "backslashreplace").decode()
     return True
 
 
@@ -96,7 +97,14 @@ class _Text:
 
     def __str__(self) -> str:
         shown = (f"{name}={value}" for name, value in self.fields.items() if value not in (None, ""))
-        return " ".join((self.event, *shown))
+        return _one_line(" ".join((self.event, *shown)))
+
+
+def _one_line(text: str) -> str:
+    """Whatever an exception says: it cannot forge a second line, and every stream can encode it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def about(delivery: Delivery) -> dict[str, object]:
