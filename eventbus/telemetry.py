@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -55,10 +55,29 @@ purged: Final = _meter.create_counter("eventbus.purged", description="dead lette
 unrouted: Final = _meter.create_counter("eventbus.unrouted", description="events without a route, or without a service")
 duplicates: Final = _meter.create_counter("eventbus.duplicates", description="completed events that came once more")
 lost: Final = _meter.create_counter("eventbus.lost", description="settlements refused: another consumer owns it now")
-breaker_state: Final = _meter.create_gauge(
-    "eventbus.breaker_state", description="breaker of an endpoint: 0 closed, 1 half-open, 2 open"
-)
 stuck: Final = _meter.create_up_down_counter("eventbus.stuck", description="threads past their deadline")
+
+
+class Gauged(Protocol):
+    """An endpoint with a breaker, as the gauge below sees it."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Service, type and endpoint."""
+
+    @property
+    def breaker_number(self) -> int:
+        """0 closed, 1 half-open, 2 open."""
+
+
+breakers: Final[set[Gauged]] = set()
+"""Endpoints that are open in this process; each enters itself."""
+# Asked for by every collection: a gauge that is set would be told once, and then no more until it changes.
+_meter.create_observable_gauge(
+    "eventbus.breaker_state",
+    [lambda _: [metrics.Observation(one.breaker_number, one.labels) for one in breakers]],
+    description="breaker of an endpoint: 0 closed, 1 half-open, 2 open",
+)
 
 
 def log(level: int, event: str, fields: Mapping[str, object], *, exc_info: BaseException | None = None) -> None:

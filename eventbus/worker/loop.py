@@ -127,6 +127,7 @@ class Worker:
         self._in_place: list[float] = []
         self._observe = observe
         self._acked: Counter[tuple[str, int | None]] | None = Counter() if telemetry.measuring() else None
+        """What was acknowledged since the last settlement; None where nobody counts anything."""
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._suspected = asyncio.Event()
@@ -372,7 +373,13 @@ class Worker:
             share = self._prefetch if len(self.service.routes) == 1 else max(1, self._prefetch // 2)
             lane = self._shapes.lane(route, share)
             runner = Runner(
-                route, lane, clock=self._clock, deadlines=self._deadlines, solitude=self._solitude, office=self
+                route,
+                lane,
+                service=self.service.name,
+                clock=self._clock,
+                deadlines=self._deadlines,
+                solitude=self._solitude,
+                office=self,
             )
             self._runners[id(route)] = runner
             if route.batch is not None:
@@ -737,12 +744,13 @@ class Worker:
     # --- tell ------------------------------------------------------------------------------------------------
 
     def _count(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
-        labels = {"service": self.service.name, "type": delivery.event.type}
-        verdict = _VERDICTS.get(type(settlement), "release")
-        telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})
-        if isinstance(settlement, Retry):
-            telemetry.retries.add(1, labels | {"attempt": delivery.attempt})
-            telemetry.retry_delay.record(settlement.delay, labels)
+        if self._acked is not None:
+            labels = {"service": self.service.name, "type": delivery.event.type}
+            verdict = _VERDICTS.get(type(settlement), "release")
+            telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})
+            if isinstance(settlement, Retry):
+                telemetry.retries.add(1, labels | {"attempt": delivery.attempt})
+                telemetry.retry_delay.record(settlement.delay, labels)
         if isinstance(settlement, Ack) and settlement.discarded:
             fields = telemetry.about(delivery) | {"reason": settlement.discarded}
             telemetry.log(logging.ERROR, "message_discarded", fields)

@@ -22,6 +22,7 @@ from eventbus.settlement import Park, Release, Settlement
 from eventbus.status import requeue
 from eventbus.testing.contract.harness import drained, eventually
 from eventbus.worker import loop
+from eventbus.worker.calling import Deadlines
 
 
 class TroubledConsumer(MemoryConsumer):
@@ -251,6 +252,20 @@ async def test_a_stuck_thread_is_counted_keeps_its_slot_and_its_event_is_retried
             await eventually(lambda: bus.health["t-stock"].stuck == 0, "no longer stuck")
     finally:
         hold.set()
+
+
+async def test_a_hanging_call_is_ended_while_others_come_and_go() -> None:
+    """One timer serves all deadlines: a call that begins must not put it off for those that run already."""
+    deadlines, over = Deadlines(), asyncio.Event()
+    deadlines.start(0.05, over.set)
+    for _ in range(1000):
+        if over.is_set():
+            break
+        quick = deadlines.start(0.05)
+        await asyncio.sleep(0.001)
+        deadlines.stop(quick, 0.05)
+    assert over.is_set()
+    deadlines.close()
 
 
 async def test_handlers_that_wait_run_side_by_side(adapter: TroubledAdapter) -> None:
