@@ -28,6 +28,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 
 from eventbus.errors import BrokerError, BrokerUnavailable
+from eventbus_kafka import _logs
 from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, hung_up, translate, translated
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
@@ -44,10 +45,13 @@ LONG_POLL: Final = 100
 """Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
 METADATA_AGE: Final = 10_000
 """Milliseconds until new partitions and leaders are noticed without an error."""
+LEADERLESS: Final = 3.0
+"""Seconds that a group may be without a coordinator: it moves, or its broker is restarted."""
 STOP_TIMEOUT: Final = 10.0
 COMMIT_TIMEOUT: Final = 10.0
 _TOPIC_EXISTS: Final = 36
 _DENIED: Final = kafka.TopicAuthorizationFailedError.errno
+_logs.install()
 _HAS_MEMBERS: Final = (kafka.UnknownMemberIdError, kafka.IllegalGenerationError, kafka.RebalanceInProgressError)
 
 
@@ -575,6 +579,8 @@ class GroupConsumer:
 
     def __init__(self, client: Client, group: str, moving: Moving) -> None:
         self._client = client
+        self._group = group
+        self._led = asyncio.get_running_loop().time()
         self._listener = _Listener(moving)
         options = client.options
         self._consumer = AIOKafkaConsumer(
@@ -611,6 +617,15 @@ class GroupConsumer:
         with translated(self._client.where):
             found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(*some, timeout_ms=round(timeout * 1000))
         return found
+
+    def check(self) -> None:
+        """Raise where nobody leads the group: polls are just empty then, and whoever is idle would never know."""
+        now = asyncio.get_running_loop().time()
+        if self._consumer._coordinator.coordinator_id is not None:
+            self._led = now
+        elif now - self._led > LEADERLESS:
+            who = f"the coordinator of group {self._group}"
+            raise BrokerUnavailable(f"{self._client.where}: {who} cannot be reached; is Kafka running there?")
 
     def seek(self, tp: TP, offset: int) -> None:
         """Fetch from this offset on."""

@@ -45,6 +45,8 @@ from eventbus.worker.solitude import Solitude
 from eventbus.worker.waits import wait_for
 
 RECEIVE_TIMEOUT: Final = 1.0
+SAY_AGAIN: Final = 12
+"""Of failures to receive, one after the other, every so manieth is logged: in the end that is one a minute."""
 MAX_HELD_BYTES: Final = 64 * 1024 * 1024
 """Bodies a worker holds before it stops receiving: prefetch counts messages, and they may be large."""
 DIVERT_INTERVAL: Final = 0.25
@@ -240,8 +242,9 @@ class Worker:
                 deliveries = await self._consumer.receive(room, RECEIVE_TIMEOUT)
             except EventBusError as error:
                 self._receiving = False
-                fields = {"service": self.service.name, "queue": self._consumer.queue, "error": str(error)}
-                telemetry.log(logging.WARNING, "connection_lost", fields)
+                if failures % SAY_AGAIN == 0:
+                    fields = {"service": self.service.name, "queue": self._consumer.queue, "error": str(error)}
+                    telemetry.log(logging.WARNING, "connection_lost", fields)
                 pause = BACKOFF[min(failures, len(BACKOFF) - 1)]
                 failures += 1
                 await wait_for(self._stopping, pause)
