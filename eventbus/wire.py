@@ -317,3 +317,16 @@ def _instant(text: str | None) -> datetime | None:
     except ValueError:
         return None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+
+
+_texts: dict[bytes, str] = {}
+
+
+def shared_text(raw: bytes) -> str:
+    """Text that is one of few, as types, sources and content types are: one object for all of a kind."""
+    known = _texts.get(raw)
+    if known is None:
+        known = raw.decode("utf-8", "replace")
+        if len(_texts) < 4096:
+            _texts[raw] = known
+    return known

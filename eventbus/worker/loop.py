@@ -51,6 +51,8 @@ MAX_HELD_BYTES: Final = 64 * 1024 * 1024
 """Bodies a worker holds before it stops receiving: prefetch counts messages, and they may be large."""
 DIVERT_INTERVAL: Final = 0.25
 FLUSH_TIMEOUT: Final = 10.0
+ANSWER_TIMEOUT: Final = 2.0
+"""How long the process stands still for the broker's word about a suspect that was handled."""
 Observe: TypeAlias = Callable[[Delivery, Outcome, Settlement], None]
 """Told of every outcome and what was decided; TestBus keeps them."""
 
@@ -121,6 +123,8 @@ class Worker:
         self._left: list[Delivery] = []
         self._alone = asyncio.Event()
         self._alone.set()
+        self._lonely: Delivery | None = None
+        self._answered = asyncio.Event()
         self._failure: BaseException | None = None
         self._in_place: list[float] = []
         self._observe = observe
@@ -476,7 +480,12 @@ class Worker:
         route = self.service.route(delivery.event.type)
         assert route is not None
         telemetry.log(logging.WARNING, "suspect_handled_alone", telemetry.about(delivery))
+        self._lonely = delivery
+        self._answered.clear()
         await self._runner(route).handle_alone(delivery)
+        # Its note says "crashed" until the broker has its outcome. The next suspect may kill us, so not before that.
+        await wait_for(self._answered, ANSWER_TIMEOUT)
+        self._lonely = None
 
     def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
         """Decide what an outcome means, and see that it is carried out."""
@@ -538,6 +547,8 @@ class Worker:
         else:
             self._requeued(delivery, outcome, self._clock.now())
         delivery.noted = delivery.suspect = False
+        if delivery is self._lonely:
+            self._answered.set()
         self._wait_in_order(delivery, settlement)
 
     def _wait_in_order(self, delivery: Delivery, settlement: Retry | Requeue) -> None:
@@ -649,6 +660,8 @@ class Worker:
     def _forget(self, deliveries: Sequence[Delivery]) -> None:
         self._held -= len(deliveries)
         self._held_bytes -= sum([len(delivery.event.body) for delivery in deliveries])
+        if self._lonely is not None and self._lonely in deliveries:
+            self._answered.set()
         self._room.set()
 
     def _on_lost(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:

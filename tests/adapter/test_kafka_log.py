@@ -21,12 +21,15 @@ from eventbus import (
     Service,
     TopologyMismatch,
     UnknownService,
+    headers,
 )
 from eventbus.errors import BrokerUnavailable
+from eventbus.settlement import ACK, Release, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter
 from tests.brokers.kafka import shared_url
 
+RELEASE_UNNOTED = Release({headers.CRASHES: None})
 SMALL = {"partitions": 1, "retry_partitions": 1, "dlq_partitions": 1, "session_timeout": "3s"}
 
 
@@ -51,8 +54,8 @@ class Place:
         await producer.start()
         try:
             batch = producer.create_batch()
-            for key, value, headers in records:
-                batch.append(key=key, value=value, timestamp=None, headers=list(headers))
+            for key, value, fields in records:
+                batch.append(key=key, value=value, timestamp=None, headers=list(fields))
             await (await producer.send_batch(batch, f"{self.prefix}.main", partition=0))
         finally:
             await producer.stop()
@@ -314,6 +317,24 @@ async def test_attempts_of_in_place_retries_survive_in_the_commit(place: Place) 
             await eventually(lambda: calls and calls[-1] == 5, "it went on")
             await drained(bus, service)
     assert calls == [3, 4, 5]
+
+
+@pytest.mark.parametrize("settlement", [ACK, RELEASE_UNNOTED], ids=["done", "handed back"])
+async def test_a_crash_note_is_gone_once_its_message_is_settled(place: Place, settlement: Settlement) -> None:
+    """At once and not with the next regular commit: the process may be killed by another message before that."""
+    service = place.service()
+    async with place.bus(commit_interval="60s") as bus:
+        await bus.provision(service)
+        await bus.publish("a")
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            (delivery,) = await _receive(consumer)
+            assert await consumer.note(delivery, {"x-crashes": 1})
+            assert await consumer.settle([(delivery, settlement)]) == ["done"]
+            assert isinstance(bus.adapter, KafkaAdapter)
+            committed = await bus.adapter.client.committed(f"{place.prefix}.{service.name}")
+            at, metadata = committed[f"{place.prefix}.main", 0]
+    assert at == (1 if settlement is ACK else 0)
+    assert "x-crashes" not in metadata
 
 
 async def _receive(consumer: object) -> list[Delivery]:

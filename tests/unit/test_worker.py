@@ -21,6 +21,7 @@ from eventbus.errors import BrokerError, BrokerUnavailable
 from eventbus.settlement import Park, Release, Settlement
 from eventbus.status import requeue
 from eventbus.testing.contract.harness import drained, eventually
+from eventbus.worker import loop
 
 
 class TroubledConsumer(MemoryConsumer):
@@ -476,6 +477,55 @@ async def _suspects(adapter: TroubledAdapter, bus: Bus, stock: Service, *events:
     await bus.publish_many(events)
     async with adapter.consume(stock.subscription()) as consumer:
         assert len(await consumer.receive(len(events), 1.0)) == len(events)
+
+
+async def test_the_next_suspect_waits_until_the_outcome_of_the_last_one_is_settled(adapter: TroubledAdapter) -> None:
+    """Its note still says that it crashed: if the next one killed the process, an innocent would be blamed for it."""
+    services, settled_before, refused = [service("t-one"), service("t-two")], [], asyncio.Event()
+
+    def refuse(settlement: Settlement) -> bool:
+        refused.set()
+        return True
+
+    adapter.refuses = refuse
+    for entry in services:
+
+        @entry.on("#")
+        async def handle(event: Event) -> None:
+            settled_before.append(len(adapter.settled))
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(*services)
+        await bus.publish("a")
+        for entry in services:  # a consumer of each takes it and vanishes
+            async with adapter.consume(entry.subscription()) as consumer:
+                assert len(await consumer.receive(1, 1.0)) == 1
+        async with bus.serving(*services):
+            await refused.wait()
+            adapter.refuses = lambda settlement: False
+            for entry in services:
+                await drained(bus, entry)
+    assert settled_before == [0, 1]
+
+
+async def test_a_suspect_that_cannot_be_settled_does_not_stop_the_process(
+    adapter: TroubledAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past a short time the others go on, although the broker takes no word."""
+    monkeypatch.setattr(loop, "ANSWER_TIMEOUT", 0.05)
+    adapter.settle_raises = BrokerUnavailable("the broker is away")
+    stock, seen = service(), []
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.type)
+
+    async with bus_on(adapter) as bus:
+        await _suspects(adapter, bus, stock, Event("a"), Event("b"))
+        async with bus.serving(stock):
+            await eventually(lambda: sorted(seen) == ["a", "b"], "both are handled")
+            adapter.settle_raises = None
+            await drained(bus, stock)
 
 
 async def test_a_suspect_that_hangs_in_a_thread_does_not_shut_the_process(adapter: TroubledAdapter) -> None:
