@@ -216,6 +216,15 @@ class Parking(ABC):
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Remove them for good."""
 
+    @property
+    def erases(self) -> bool:
+        """Whether the broker's log has what was purged until `erase`; where it has not, a purge is for good."""
+        return False
+
+    async def erase(self) -> int:
+        """Take what was purged or re-driven out of the broker's log too; how many letters that were."""
+        raise BrokerError("a purge is for good here: there is nothing to erase")
+
     @abstractmethod
     async def depth(self) -> int:
         """How many stand here."""

@@ -54,6 +54,8 @@ class Report:
     """Where to go on, if it ended at its limit: the `after` of the next call."""
     stopped: str = ""
     """Why it ended early: the canary, or somebody's word."""
+    erased: int = 0
+    """How many letters that were gone before or now were taken out of the broker's log too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,14 +238,18 @@ class DeadLetters:
         limit: int | None = None,
         dry_run: bool = False,
         export: IO[str] | None = None,
+        erase: bool = False,
         by: str = "python",
         stop: asyncio.Event | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Remove letters for good: by event id, by filter, or the oldest `limit`.
 
-        With `export`, each letter is written to that file, and the file to the disk, before it is removed.
+        With `export`, each letter is written to that file, and the file to the disk, before it is removed. Where a
+        purge only hides a letter, because the broker keeps a log, `erase` takes all that are gone out of that too.
         """
+        if erase:
+            self._check_erase()
 
         async def move(letters: Sequence[Parked]) -> list[Moved]:
             if export is not None:
@@ -259,6 +265,9 @@ class DeadLetters:
             if report.done:
                 telemetry.purged.add(report.done, {"service": self.service, "reason": "operator"})
                 telemetry.log(logging.WARNING, "purged", {"service": self.service, "messages": report.done, "by": by})
+        if erase and not dry_run and not report.stopped:
+            report.erased = await self._parking.erase()
+            telemetry.log(logging.WARNING, "erased", {"service": self.service, "messages": report.erased, "by": by})
         return report
 
     async def import_(
@@ -315,6 +324,12 @@ class DeadLetters:
             _note(report, new)
         elif new:
             _count(report, new, await self._parking.restore(new))
+
+    def _check_erase(self) -> None:
+        if not self._parking.erases:
+            raise ConfigError(f"erase: a purge of {self.service} is for good on this broker; leave it out")
+        if self._tenants is not None:
+            raise ConfigError("erase: concerns letters of all tenants; leave it to one who sees all of them")
 
     # --- the parts -------------------------------------------------------------------------------------------
 

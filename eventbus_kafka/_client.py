@@ -371,7 +371,8 @@ class Client:
         """Delete the records of partitions before an offset, for good."""
         wanted = {TopicPartition(*tp): RecordsToDelete(offset) for tp, offset in offsets.items()}
         if wanted:
-            await self.call(self._open.delete_records(wanted))
+            with translated(f"{self.where} {', '.join(sorted({tp[0] for tp in offsets}))}"):
+                await asyncio.wait_for(self._open.delete_records(wanted), self.options.timeout)
 
     # --- writing and consuming -------------------------------------------------------------------------------
 

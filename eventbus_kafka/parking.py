@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from heapq import merge
 from itertools import islice
@@ -90,11 +90,7 @@ class KafkaParking(Parking):
         begins, ends = await self._bounds()
         await self._letters.refresh()
         total = sum(ends[tp] - begins[tp] for tp in begins)
-        gone = 0
-        for address in self._letters.gone():
-            tp, offset = self._parse(address) or (("", -1), -1)
-            if tp in begins and begins[tp] <= offset < ends[tp]:
-                gone += 1
+        gone = sum(1 for _ in self._gone_within(begins, ends))
         return max(0, total - gone), True
 
     async def _bounds(self) -> tuple[dict[TP, int], dict[TP, int]]:
@@ -184,8 +180,13 @@ class KafkaParking(Parking):
         ]
         return ["done" if error is None else "failed" for error in await self._client.send(ready)]
 
+    @property
+    def erases(self) -> bool:
+        """A log forgets nothing by itself."""
+        return True
+
     async def erase(self) -> int:
-        """Take purged and re-driven letters out of the log for good; how many records that were.
+        """Take purged and re-driven letters out of the log for good; how many those were.
 
         A log can only be cut off at its head. What still stands before the last letter that is gone is written again
         at the end first, and confirmed: a crash in between doubles a letter, never loses one.
@@ -193,31 +194,45 @@ class KafkaParking(Parking):
         begins, ends = await self._bounds()
         await self._letters.refresh()
         cuts: dict[TP, int] = {}
-        for address in self._letters.gone():
-            tp, offset = self._parse(address) or (("", -1), -1)
-            if tp in begins and begins[tp] <= offset < ends[tp]:
-                cuts[tp] = max(cuts.get(tp, 0), offset + 1)
-        starts = {tp: begins[tp] for tp in cuts}
-        kept = await self._client.read(starts, cuts, keep=self._stands)
-        moving = [record for some in kept.values() for record in some]
-        mine = await self._letters.claim([_address(record) for record in moving]) if moving else set()
+        for tp, offset in self._gone_within(begins, ends):
+            cuts[tp] = max(cuts.get(tp, 0), offset + 1)
+        starts, erased = {tp: begins[tp] for tp in cuts}, 0
+        while starts:
+            kept = await self._client.read(starts, cuts, limit=_NEAR, keep=self._stands)
+            upto = {tp: some[-1].offset + 1 if len(some) >= _NEAR else cuts[tp] for tp, some in kept.items()}
+            gone = list(self._gone_within(starts, upto))
+            others = await self._rewrite([record for some in kept.values() for record in some])
+            for record in others:  # cut before these for now
+                tp = (record.topic, record.partition)
+                upto[tp] = min(upto[tp], record.offset)
+            erased += sum(offset < upto[tp] for tp, offset in gone)
+            await self._client.truncate(upto)
+            await self._forget(upto)
+            starts = {tp: at for tp, at in upto.items() if at < cuts[tp]}
+            await self._letters.settled([_address(record) for record in others])
+        return erased
+
+    async def _rewrite(self, letters: Sequence[Record]) -> list[Record]:
+        """Write letters again at the end of the log, and say that they are gone here. Returns what others move."""
+        mine = await self._letters.claim([_address(record) for record in letters]) if letters else set()
+        moving = [record for record in letters if _address(record) in mine]
         copies = [
-            Outgoing(self._names.dlq, record.key, record.value, record.headers, record.partition)
-            for record in moving
-            if _address(record) in mine
+            Outgoing(self._names.dlq, record.key, record.value, record.headers, record.partition) for record in moving
         ]
         for error in await self._client.send(copies):
             if error is not None:
                 raise error
+        failpoint("kafka.erase.between-copy-and-state")
         await self._letters.say(mine, "erased")
-        if len(mine) < len(moving):  # somebody else is at work on some of them: cut before those
-            for record in moving:
-                tp = (record.topic, record.partition)
-                if _address(record) not in mine:
-                    cuts[tp] = min(cuts[tp], record.offset)
-        await self._client.truncate(cuts)
-        await self._forget(cuts)
-        return sum(cut - begins[tp] for tp, cut in cuts.items()) - len(mine)
+        failpoint("kafka.erase.before-cut")
+        return [record for record in letters if _address(record) not in mine]
+
+    def _gone_within(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> Iterator[tuple[TP, int]]:
+        """Where letters stood that are gone, as far as the log still has them."""
+        for address in self._letters.gone():
+            tp, offset = self._parse(address) or (("", -1), -1)
+            if tp in begins and begins[tp] <= offset < ends[tp]:
+                yield tp, offset
 
     async def _forget(self, begins: dict[TP, int]) -> None:
         """Nothing needs to be said of letters that the log does not have any more."""

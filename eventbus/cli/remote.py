@@ -168,11 +168,14 @@ class RemoteLetters(DeadLetters):
         limit: int | None = None,
         dry_run: bool = False,
         export: IO[str] | None = None,
+        erase: bool = False,
         by: str = "",
         stop: asyncio.Event | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Remove letters for good; with `export`, each is in the file and on the disk before it is removed."""
+        if erase:
+            raise UsageError("--erase: only straight on the broker; give --url instead of --api")
         report = Report(dry_run=dry_run)
         order = {"where": _text(where), "dry_run": dry_run, "addresses": _listed(addresses)}
         if export is None:
