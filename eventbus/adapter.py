@@ -229,6 +229,10 @@ class Parking(ABC):
     async def depth(self) -> int:
         """How many stand here."""
 
+    async def count(self) -> tuple[int, bool]:
+        """How many stand here, as well as that can be told at little cost, and whether it is exact."""
+        return await self.depth(), True
+
     async def find(self, event_id: str) -> list[Parked]:
         """Letters of one event id. Adapters with an index do better than this scan."""
         return await self.find_all([event_id])

@@ -97,10 +97,14 @@ class DeadLetters:
 
     async def count(self, where: Where = None) -> int:
         """How many are parked; with a filter, how many of them match."""
+        return (await self.depth(where))[0]
+
+    async def depth(self, where: Where = None) -> tuple[int, bool]:
+        """The count, and whether it is exact: of a long log with gaps that nobody has read it is an estimate."""
         wanted = self._filter(where)
         if wanted.empty:
-            return await self._parking.depth()
-        return sum([len(some) async for some in self._walk(wanted)])
+            return await self._parking.count()
+        return sum([len(some) async for some in self._walk(wanted)]), True
 
     async def browse(self, where: Where = None, after: str | None = None, limit: int = 20) -> LetterPage:
         """A page of letters, oldest first; nothing is consumed. `after` is the `next` of the page before."""

@@ -78,6 +78,7 @@ class Client:
         admin = AIOKafkaAdminClient(**self.parameters())
         reader = AIOKafkaConsumer(
             enable_auto_commit=False,
+            auto_offset_reset="earliest",  # where retention was faster than we, the rest is still to be read
             fetch_max_wait_ms=20,
             retry_backoff_ms=10,  # the first question about a topic costs one: its leader is not known yet
             isolation_level="read_committed",

@@ -15,6 +15,7 @@ from eventbus.errors import ConfigError, UnknownService
 from eventbus.failpoints import failpoint
 from eventbus_kafka import records
 from eventbus_kafka._client import TP, Client
+from eventbus_kafka.holes import Holes
 from eventbus_kafka.names import Names
 from eventbus_kafka.records import Outgoing, Record
 from eventbus_kafka.state import Letters
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _ADDRESS: Final = re.compile(r"(\d{1,9}):(\d{1,18})")
 _NEAR: Final = 500
 """Letters closer together than this are read in one go."""
+MOST_COUNTED: Final = 8 * 1024 * 1024
+"""Bytes of letters that are read to count them, at a time; the next count goes on behind them."""
+COST_OF_RECORD: Final = 1024
 MOST_SEEN: Final = 2000
 """Records kept of letters that were looked at, in case they are moved."""
 
@@ -82,16 +86,37 @@ class KafkaParking(Parking):
         return Walk(self._client, begins, ends, lambda record: _order(record) > after and self._stands(record))
 
     async def depth(self) -> int:
-        """How many stand here."""
-        return (await self.count())[0]
+        """How many stand here, by offsets less the gaps that are known; nothing is read for it."""
+        return self._left(*await self._bounds())
 
     async def count(self) -> tuple[int, bool]:
-        """How many stand here, and whether that is exact: a topic with gaps is counted by its offsets."""
+        """How many stand here: what was not read before is, up to some megabytes; beyond that it is an estimate."""
         begins, ends = await self._bounds()
+        exact = await self._look_for_holes(begins, ends)
         await self._letters.refresh()
-        total = sum(ends[tp] - begins[tp] for tp in begins)
-        gone = sum(1 for _ in self._gone_within(begins, ends))
-        return max(0, total - gone), True
+        return self._left(begins, ends), exact
+
+    def _left(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> int:
+        holes = self._letters.holes
+        offsets = sum(ends[tp] - begins[tp] - (holes[tp].missing(begins[tp]) if tp in holes else 0) for tp in begins)
+        return max(0, offsets - sum(1 for _ in self._gone_within(begins, ends)))
+
+    async def _look_for_holes(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> bool:
+        """Read what is new since the last look, only to see which offsets have a record; whether that was all."""
+        holes = self._letters.holes
+        starts = {tp: holes.setdefault(tp, Holes()).begin(begins[tp], ends[tp]) for tp in begins}
+        seen: dict[TP, list[int]] = {tp: [] for tp in starts}
+        cost = 0
+
+        def enough(record: Record) -> bool:
+            nonlocal cost
+            cost += len(record.value or b"") + COST_OF_RECORD
+            seen[record.topic, record.partition].append(record.offset)
+            return cost > MOST_COUNTED
+
+        for tp, stopped in (await self._client.read(starts, ends, limit=1, keep=enough)).items():
+            holes[tp].add(seen[tp], seen[tp][-1] + 1 if stopped else ends[tp])
+        return all(holes[tp].end == ends[tp] for tp in ends)
 
     async def _bounds(self) -> tuple[dict[TP, int], dict[TP, int]]:
         partitions = await self._partitions()

@@ -72,8 +72,12 @@ class RemoteLetters(DeadLetters):
 
     async def count(self, where: Where = None) -> int:
         """How many are parked."""
+        return (await self.depth(where))[0]
+
+    async def depth(self, where: Where = None) -> tuple[int, bool]:
+        """How many are parked, and whether that is exact."""
         answer = await self._get("count", {"where": _text(where)})
-        return int(answer["count"])
+        return int(answer["count"]), bool(answer.get("exact", True))
 
     async def browse(self, where: Where = None, after: str | None = None, limit: int = 20) -> LetterPage:
         """A page of letters, oldest first."""

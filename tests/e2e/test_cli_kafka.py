@@ -1,4 +1,4 @@
-"""`eventbus dlq purge --erase`: what was purged is in the broker's log no more, and nothing else is gone with it."""
+"""`eventbus dlq` where the dead letters are a log: counting what may have gaps, and erasing what was purged."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from eventbus import Bus
 from tests.adapter.test_kafka_letters import _park
@@ -67,6 +68,25 @@ async def test_who_dies_while_he_erases_loses_no_letter(place: Place, cli: Cli, 
         assert done.returncode == 0
         assert {letter.id async for letter in letters.all()} == set(left)
         assert "e3" not in await _in_the_log(bus, place)
+
+
+async def test_a_count_of_more_than_is_read_at_a_time_says_that_it_is_an_estimate(place: Place, cli: Cli) -> None:
+    """A few large letters: eight megabytes of them are read to see whether every offset has one."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+    producer = AIOKafkaProducer(bootstrap_servers=place.address, acks="all")
+    await producer.start()
+    try:
+        for _ in range(12):
+            await producer.send_and_wait(f"{place.prefix}.dlq.{service.name}", bytes(900_000))
+    finally:
+        await producer.stop()
+    count = ("dlq", "count", service.name, "--url", place.url)
+    assert (await asyncio.to_thread(cli, *count)).stdout == "about 12\n"
+    assert (await asyncio.to_thread(cli, *count, "--json")).stdout == '{"count": 12, "exact": false}\n'
+    few = await asyncio.to_thread(cli, *count, "--json", "--where", "type=message")
+    assert few.stdout == '{"count": 12}\n'
 
 
 def test_where_a_purge_is_for_good_there_is_nothing_to_erase(cli: Cli, letters: dict[str, str]) -> None:
