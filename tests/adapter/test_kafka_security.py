@@ -16,8 +16,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest, DescribeAclsRequest
 
 from eventbus import Bus, Event, PublishError, RetryPolicy, Service
-from eventbus.errors import BrokerError, BrokerUnavailable, EventBusError
-from eventbus.testing.contract.harness import eventually, running
+from eventbus.errors import BrokerError, BrokerUnavailable, EventBusError, UnknownService
+from eventbus.testing.contract.harness import drained, eventually, running
 from tests.brokers import certificates
 from tests.brokers.kafka import KafkaNode, node
 
@@ -26,7 +26,7 @@ TLS, SASL_TLS, SASL = PORT + 2, PORT + 3, PORT + 4
 PASSWORD = "open-sesame"
 SMALL = {"partitions": 1, "retry_partitions": 1, "dlq_partitions": 1, "session_timeout": "3s", "timeout": "10s"}
 KINDS = {"topic": 2, "group": 3}
-RIGHTS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
+RIGHTS = {"Read": 3, "Write": 4, "Create": 5, "Delete": 6, "Describe": 8, "DescribeConfigs": 10}
 PREFIXED, ANY, ALLOW = 4, 1, 3
 
 
@@ -61,10 +61,10 @@ class Place:
     def service(self, **options: Any) -> Service:
         return Service(f"{self.prefix}-stock", **{"retry": RetryPolicy(max_retries=0), "grace": 2.0} | options)
 
-    async def grant(self, kind: str, name: str, *rights: str) -> None:
-        """Allow the clerk something on all whose names begin so; returns once the broker goes by it."""
+    async def grant(self, kind: str, name: str, *rights: str, user: str = "clerk") -> None:
+        """Allow a user something on all whose names begin so; returns once the broker goes by it."""
         for right in rights:
-            acl = (KINDS[kind], name, PREFIXED, "User:clerk", "*", RIGHTS[right], ALLOW)
+            acl = (KINDS[kind], name, PREFIXED, f"User:{user}", "*", RIGHTS[right], ALLOW)
             answer = await self.admin._send_request(CreateAclsRequest(*acl))
             assert answer.creation_responses[0][0] == 0, answer
 
@@ -83,7 +83,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     modules = "org.apache.kafka.common.security"
     logins = "".join(
         f"listener.name.{listener}.plain.sasl.jaas.config={modules}.plain.PlainLoginModule required "
-        f'user_admin="{PASSWORD}" user_clerk="{PASSWORD}";\n'
+        f'user_admin="{PASSWORD}" user_clerk="{PASSWORD}" user_guest="{PASSWORD}";\n'
         f"listener.name.{listener}.scram-sha-256.sasl.jaas.config={modules}.scram.ScramLoginModule required;\n"
         f"listener.name.{listener}.scram-sha-512.sasl.jaas.config={modules}.scram.ScramLoginModule required;\n"
         for listener in ("sasl_ssl", "sasl_plaintext")
@@ -194,6 +194,36 @@ async def test_a_wrong_login_is_a_refusal_and_a_wrong_certificate_is_not_reached
 ALL = ("Read", "Write", "Create", "Describe", "DescribeConfigs")
 
 
+async def test_the_permissions_in_the_docs_are_enough_for_everything(place: Place) -> None:
+    """Topics and groups of the prefix, nothing on the cluster: made, read, retried, parked, put back, erased, ended."""
+    service = place.service(retry=RetryPolicy(max_retries=1, delay=0.1))
+    calls: list[str] = []
+
+    @service.on("#")
+    async def handle(event: Event) -> int:
+        calls.append(event.type)
+        return 500 if len(calls) <= 4 else 200
+
+    await place.grant("topic", f"{place.prefix}.", *ALL, "Delete")
+    await place.grant("group", f"{place.prefix}.", "Read", "Describe", "Delete")
+    async with place.clerk() as bus:
+        letters = bus.dead_letters(service)
+
+        async def parked() -> bool:
+            return await letters.count() == 2
+
+        async with running(bus, service):
+            await bus.publish_many([Event("a"), Event("b")])
+            await eventually(parked, "both failed twice")
+            assert (await letters.redrive(limit=1)).done == 1
+            assert (await letters.purge(erase=True)).erased == 2
+            await eventually(lambda: len(calls) == 5, "it was handled")
+            await drained(bus, service)
+        await bus.unsubscribe(service)
+        with pytest.raises(UnknownService):
+            await bus.stats(service)
+
+
 async def test_an_event_for_a_topic_that_may_not_be_written_is_refused_at_once(place: Place) -> None:
     """Refused, not unknown: it is certainly not there. And not for ever: the right can be granted."""
     service = place.service()
@@ -201,15 +231,24 @@ async def test_an_event_for_a_topic_that_may_not_be_written_is_refused_at_once(p
         await master.provision(service)
         await place.grant("topic", f"{place.prefix}.", "Read", "Describe")
         async with place.clerk() as bus, asyncio.timeout(5):
-            for granted, words in (("", "no right to write any topic"), (".retry", f"{place.prefix}.main")):
-                if granted:
-                    await place.grant("topic", place.prefix + granted, "Write")
-                with pytest.raises(PublishError, match=f"{words}.*permissions") as caught:
-                    await bus.publish_many([Event("a"), Event("b")])
-                assert [(result.status, result.later) for result in caught.value.results] == [("refused", True)] * 2
+            await place.grant("topic", f"{place.prefix}.retry", "Write")
+            with pytest.raises(PublishError, match=rf"{place.prefix}\.main.*permissions") as caught:
+                await bus.publish_many([Event("a"), Event("b")])
+            assert [(result.status, result.later) for result in caught.value.results] == [("refused", True)] * 2
             await place.grant("topic", f"{place.prefix}.", "Write")
             await bus.publish("c")
         assert (await master.stats(service)).ready == 1
+
+
+async def test_who_may_write_nothing_at_all_is_told_so(place: Place) -> None:
+    """Kafka gives him no producer's number, and names no topic; so we say what he lacks."""
+    async with place.master() as master:
+        await master.provision(place.service())
+    await place.grant("topic", f"{place.prefix}.", "Describe", user="guest")
+    async with place.bus("guest:{password}@localhost:{sasl}") as bus, asyncio.timeout(5):
+        with pytest.raises(PublishError, match=r"no right to write any topic.*permissions") as caught:
+            await bus.publish("a")
+        assert [(result.status, result.later) for result in caught.value.results] == [("refused", True)]
 
 
 async def test_an_event_for_a_topic_that_may_not_even_be_known_is_no_event_for_nobody(place: Place) -> None:
