@@ -39,14 +39,12 @@ from eventbus.status import ACKED, Outcome
 from eventbus.worker.calling import Deadlines
 from eventbus.worker.completed import ASK_AGAIN, Completed
 from eventbus.worker.runner import Runner
-from eventbus.worker.settling import BACKOFF, Item, Settler
+from eventbus.worker.settling import BACKOFF, SAY_AGAIN, Item, Settler
 from eventbus.worker.shaping import Shapes, Stores
 from eventbus.worker.solitude import Solitude
 from eventbus.worker.waits import wait_for
 
 RECEIVE_TIMEOUT: Final = 1.0
-SAY_AGAIN: Final = 12
-"""Of failures to receive, one after the other, every so manieth is logged: in the end that is one a minute."""
 MAX_HELD_BYTES: Final = 64 * 1024 * 1024
 """Bodies a worker holds before it stops receiving: prefetch counts messages, and they may be large."""
 DIVERT_INTERVAL: Final = 0.25
