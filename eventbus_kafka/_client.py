@@ -105,7 +105,7 @@ class Client:
     async def _reach(self) -> None:
         """Ask the brokers to begin with, one after the other; raises what the first that is not just gone says."""
         parameters = self.parameters()
-        hosts = collect_hosts(parameters["bootstrap_servers"])
+        hosts = collect_hosts(parameters.get("bootstrap_servers", "localhost"))
         known = inspect.signature(create_conn).parameters
         said: list[BrokerError] = []
         for host, port, _ in hosts:
