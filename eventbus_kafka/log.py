@@ -183,6 +183,13 @@ class LogConsumer(Consumer, Moving):
                 failures += 1
                 if not gone:
                     await self._rejoin()
+            except Exception as error:  # noqa: BLE001 - if this ended without a word, nobody would ever fetch again
+                telemetry.log(logging.ERROR, "fetch_failed", self._fields(), exc_info=error)
+                self._failure, calm_since = BrokerError(f"{self._group}: {error!r}"), 0.0
+                self._arrived.set()
+                await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
+                failures += 1
+                await self._rejoin()
 
     def _hungry(self) -> list[TP]:
         """Of which partitions to take what is fetched; none named: of all.
