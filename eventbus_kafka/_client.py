@@ -630,9 +630,12 @@ class GroupConsumer:
             raise BrokerUnavailable(f"{self._client.where}: {who} cannot be reached; is Kafka running there?")
 
     def seek(self, tp: TP, offset: int) -> None:
-        """Fetch from this offset on."""
-        with translated(self._client.where):
-            self._consumer.seek(TopicPartition(*tp), offset)
+        """Fetch from this offset on; raises Fenced where the partitions are being taken away just now."""
+        try:
+            with translated(self._client.where):
+                self._consumer.seek(TopicPartition(*tp), offset)
+        except AssertionError as error:  # that is how aiokafka says that nothing is assigned at the moment
+            raise Fenced(f"{self._client.where}: group {self._group} has no partitions at the moment") from error
 
     def pause(self, tp: TP) -> None:
         """Fetch no more of this partition for now; what was fetched ahead is fetched again."""
