@@ -216,9 +216,22 @@ class Parking(ABC):
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Remove them for good."""
 
+    @property
+    def erases(self) -> bool:
+        """Whether the broker's log has what was purged until `erase`; where it has not, a purge is for good."""
+        return False
+
+    async def erase(self) -> int:
+        """Take what was purged or re-driven out of the broker's log too; how many letters that were."""
+        raise BrokerError("a purge is for good here: there is nothing to erase")
+
     @abstractmethod
     async def depth(self) -> int:
         """How many stand here."""
+
+    async def count(self) -> tuple[int, bool]:
+        """How many stand here, as well as that can be told at little cost, and whether it is exact."""
+        return await self.depth(), True
 
     async def find(self, event_id: str) -> list[Parked]:
         """Letters of one event id. Adapters with an index do better than this scan."""

@@ -56,6 +56,8 @@ class Report:
     """Where to go on, if it ended at its limit: the `after` of the next call."""
     stopped: str = ""
     """Why it ended early: the canary, or somebody's word."""
+    erased: int = 0
+    """How many letters that were gone before or now were taken out of the broker's log too."""
 
     def add(self, more: Report) -> None:
         """Count what a later piece of the same work did; where that ended is for the caller to judge."""
@@ -105,10 +107,14 @@ class DeadLetters:
 
     async def count(self, where: Where = None) -> int:
         """How many are parked; with a filter, how many of them match."""
+        return (await self.depth(where))[0]
+
+    async def depth(self, where: Where = None) -> tuple[int, bool]:
+        """The count, and whether it is exact: of a long log with gaps that nobody has read it is an estimate."""
         wanted = self._filter(where)
         if wanted.empty:
-            return await self._parking.depth()
-        return sum([len(some) async for some in self._walk(wanted)])
+            return await self._parking.count()
+        return sum([len(some) async for some in self._walk(wanted)]), True
 
     async def browse(self, where: Where = None, after: str | None = None, limit: int = 20) -> LetterPage:
         """A page of letters, oldest first; nothing is consumed. `after` is the `next` of the page before."""
@@ -246,14 +252,18 @@ class DeadLetters:
         limit: int | None = None,
         dry_run: bool = False,
         export: IO[str] | None = None,
+        erase: bool = False,
         by: str = "python",
         stop: asyncio.Event | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Remove letters for good: by event id, by filter, or the oldest `limit`.
 
-        With `export`, each letter is written to that file, and the file to the disk, before it is removed.
+        With `export`, each letter is written to that file, and the file to the disk, before it is removed. Where a
+        purge only hides a letter, because the broker keeps a log, `erase` takes all that are gone out of that too.
         """
+        if erase:
+            self._check_erase()
 
         async def move(letters: Sequence[Parked]) -> list[Moved]:
             if export is not None:
@@ -268,6 +278,9 @@ class DeadLetters:
             if report.done:
                 telemetry.purged.add(report.done, {"service": self.service, "reason": "operator"})
                 telemetry.log(logging.WARNING, "purged", {"service": self.service, "messages": report.done, "by": by})
+        if erase and not dry_run and not report.stopped:
+            report.erased = await self._parking.erase()
+            telemetry.log(logging.WARNING, "erased", {"service": self.service, "messages": report.erased, "by": by})
         return report
 
     async def import_(
@@ -324,6 +337,12 @@ class DeadLetters:
             _note(report, new)
         elif new:
             _count(report, new, await self._parking.restore(new))
+
+    def _check_erase(self) -> None:
+        if not self._parking.erases:
+            raise ConfigError(f"erase: a purge of {self.service} is for good on this broker; leave it out")
+        if self._tenants is not None:
+            raise ConfigError("erase: concerns letters of all tenants; leave it to one who sees all of them")
 
     # --- the parts -------------------------------------------------------------------------------------------
 

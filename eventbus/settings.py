@@ -1,4 +1,4 @@
-"""Settings of an adapter, from the query of its URL and its own table in bus.toml. Pure.
+"""Settings of an adapter, from the query of its URL and its own table in bus.toml. Pure, but for files of TLS.
 
 A reader takes a setting's full name (`kafka.timeout`) and what was given, a text from a URL or a value from TOML, and
 gives what is meant. A ConfigError names the setting, the value and what is allowed.
@@ -6,6 +6,7 @@ gives what is meant. A ConfigError names the setting, the value and what is allo
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Final, TypeAlias, TypeVar
@@ -112,3 +113,18 @@ def switch(name: str, value: object) -> bool:
     if found is None:
         raise ConfigError(f"{name} = {value!r}: must be true or false")
     return found
+
+
+def tls(table: str, cafile: str | None, certfile: str | None, keyfile: str | None) -> ssl.SSLContext:
+    """The context of a client that always verifies; ConfigError names the file that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=cafile)
+    except OSError as error:
+        raise ConfigError(f"{table}.cafile = {cafile!r}: cannot be used: {error}") from None
+    if certfile:
+        try:
+            context.load_cert_chain(certfile, keyfile, "")  # never ask for a password on a terminal
+        except OSError as error:
+            shown = f"{table}.certfile = {certfile!r}" + (f", keyfile = {keyfile!r}" if keyfile else "")
+            raise ConfigError(f"{shown}: cannot be used: {error}") from None
+    return context

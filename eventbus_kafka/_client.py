@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
@@ -18,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListen
 from aiokafka import errors as kafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.partitioner import murmur2
 from aiokafka.protocol.api import Request, RequestStruct, Response
@@ -26,7 +28,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 
 from eventbus.errors import BrokerError, BrokerUnavailable
-from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, translate, translated
+from eventbus_kafka import _logs
+from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, hung_up, translate, translated
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
 from eventbus_kafka.records import Outgoing, Record
@@ -42,9 +45,13 @@ LONG_POLL: Final = 100
 """Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
 METADATA_AGE: Final = 10_000
 """Milliseconds until new partitions and leaders are noticed without an error."""
+LEADERLESS: Final = 3.0
+"""Seconds that a group may be without a coordinator: it moves, or its broker is restarted."""
 STOP_TIMEOUT: Final = 10.0
 COMMIT_TIMEOUT: Final = 10.0
 _TOPIC_EXISTS: Final = 36
+_DENIED: Final = kafka.TopicAuthorizationFailedError.errno
+_logs.install()
 _HAS_MEMBERS: Final = (kafka.UnknownMemberIdError, kafka.IllegalGenerationError, kafka.RebalanceInProgressError)
 
 
@@ -61,30 +68,64 @@ class Client:
         self._reading = asyncio.Lock()
         self._producer = Producer(self)
         self._partitions: dict[str, int] = {}
+        self._denied: set[str] = set()
         self._asked = -1e9
 
     async def open(self) -> None:
         """Connect, and see that somebody answers."""
         if self._admin is not None:
             return
-        timeout = self.options.connect_timeout
         admin = AIOKafkaAdminClient(**self.parameters())
         reader = AIOKafkaConsumer(
             enable_auto_commit=False,
+            auto_offset_reset="earliest",  # where retention was faster than we, the rest is still to be read
             fetch_max_wait_ms=20,
             retry_backoff_ms=10,  # the first question about a topic costs one: its leader is not known yet
             isolation_level="read_committed",
             **self.parameters(),
         )
         try:
-            with translated(self.where):
-                await asyncio.wait_for(admin.start(), timeout)
-                await asyncio.wait_for(reader.start(), timeout)
+            await self.start(admin)
+            await self.start(reader)
         except BaseException:
             await _quietly(admin.close())
             await _quietly(reader.stop())
             raise
         self._admin, self._reader = admin, reader
+
+    async def start(self, client: Any) -> None:
+        """Connect a client of aiokafka. Why that failed it tells only its log, so we try ourselves and see."""
+        try:
+            await self.call(client.start(), self.options.connect_timeout)
+        except BrokerUnavailable as error:
+            if isinstance(error.__cause__, kafka.KafkaConnectionError):
+                await self._reach()
+            raise
+
+    async def _reach(self) -> None:
+        """Ask the brokers to begin with, one after the other; raises what the first that is not just gone says."""
+        parameters = self.parameters()
+        hosts = collect_hosts(parameters.get("bootstrap_servers", "localhost"))
+        known = inspect.signature(create_conn).parameters
+        said: list[BrokerError] = []
+        for host, port, _ in hosts:
+            where = f"{host}:{port}"
+            connection = None
+            try:
+                with translated(where):
+                    async with asyncio.timeout(self.options.connect_timeout):
+                        connection = await create_conn(
+                            host, port, **{name: value for name, value in parameters.items() if name in known}
+                        )
+                        await connection.send(MetadataRequest([]))
+                return
+            except BrokerError as error:
+                closed = isinstance(error.__cause__, (kafka.KafkaConnectionError, ConnectionResetError))
+                said.append(hung_up(where) if closed else error)
+            finally:
+                if connection is not None:
+                    connection.close()
+        raise next((error for error in said if not isinstance(error.__cause__, ConnectionError)), said[0])
 
     async def aclose(self) -> None:
         """Disconnect; a broker that is gone does not keep us."""
@@ -144,6 +185,8 @@ class Client:
 
     async def _describe(self, topics: list[str] | None) -> dict[str, int]:
         answer = await self._patiently(lambda: self._open._send_request(MetadataRequest(topics, False)))
+        self._denied.difference_update(topics or ())
+        self._denied.update(topic for code, topic, *_ in answer.topics if code == _DENIED)
         return {topic: len(partitions) for code, topic, _, partitions in answer.topics if not code and partitions}
 
     @property
@@ -153,7 +196,17 @@ class Client:
 
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has, 0 where there is none; what is known is not asked again."""
-        return self._partitions.get(topic) or (await self.describe([topic])).get(topic, 0)
+        found = self._partitions.get(topic) or (await self.describe([topic])).get(topic, 0)
+        if not found:
+            self.permitted(topic)
+        return found
+
+    def permitted(self, *topics: str) -> None:
+        """Raise Refused for topics that we were not told of because we may not know them, there or not."""
+        denied = self._denied.intersection(topics)
+        if denied:
+            error = kafka.TopicAuthorizationFailedError(f"no right to describe {', '.join(sorted(denied))}")
+            raise translate(error, self.where)
 
     async def brokers(self) -> int:
         """How many brokers the cluster has."""
@@ -319,7 +372,8 @@ class Client:
         """Delete the records of partitions before an offset, for good."""
         wanted = {TopicPartition(*tp): RecordsToDelete(offset) for tp, offset in offsets.items()}
         if wanted:
-            await self.call(self._open.delete_records(wanted))
+            with translated(f"{self.where} {', '.join(sorted({tp[0] for tp in offsets}))}"):
+                await asyncio.wait_for(self._open.delete_records(wanted), self.options.timeout)
 
     # --- writing and consuming -------------------------------------------------------------------------------
 
@@ -457,13 +511,20 @@ class Producer:
     async def _spread(self, records: Sequence[Outgoing], answers: list[BrokerError | None]) -> dict[int, int]:
         """The partition of every record: by key as Java's client does it, without one in turn, some at a time."""
         counts: dict[str, int] = {}
+        refused: dict[str, Refused] = {}
         free: dict[str, list[int]] = {}
         spread: dict[int, int] = {}
         for place, record in enumerate(records):
             topic = record.topic
             if topic not in counts:
-                counts[topic] = await self._client.partitions(topic)
-            if not counts[topic]:
+                counts[topic] = 0
+                try:
+                    counts[topic] = await self._client.partitions(topic)
+                except Refused as error:
+                    refused[topic] = error
+            if topic in refused:
+                answers[place] = refused[topic]
+            elif not counts[topic]:
                 answers[place] = Refused(
                     f"{self._client.where}: there is no topic {topic}; provision the service first"
                 )
@@ -494,9 +555,12 @@ class Producer:
                 **self._client.parameters(),
             )
             try:
-                await self._client.call(producer.start(), options.connect_timeout)
-            except BaseException:
+                await self._client.start(producer)
+            except BaseException as error:
                 await _quietly(producer.stop())
+                if isinstance(error.__cause__, kafka.ClusterAuthorizationFailedError):
+                    lacking = kafka.ClusterAuthorizationFailedError("no right to write any topic, nor IdempotentWrite")
+                    raise translate(lacking, self._client.where) from error
                 raise
             self._made = producer
         return self._made
@@ -517,6 +581,8 @@ class GroupConsumer:
 
     def __init__(self, client: Client, group: str, moving: Moving) -> None:
         self._client = client
+        self._group = group
+        self._led = asyncio.get_running_loop().time()
         self._listener = _Listener(moving)
         options = client.options
         self._consumer = AIOKafkaConsumer(
@@ -537,7 +603,7 @@ class GroupConsumer:
     async def start(self, topics: Sequence[str]) -> None:
         """Connect and join."""
         try:
-            await self._client.call(self._consumer.start(), self._client.options.connect_timeout)
+            await self._client.start(self._consumer)
         except BaseException:
             await self.stop()
             raise
@@ -554,10 +620,22 @@ class GroupConsumer:
             found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(*some, timeout_ms=round(timeout * 1000))
         return found
 
+    def check(self) -> None:
+        """Raise where nobody leads the group: polls are just empty then, and whoever is idle would never know."""
+        now = asyncio.get_running_loop().time()
+        if self._consumer._coordinator.coordinator_id is not None:
+            self._led = now
+        elif now - self._led > LEADERLESS:
+            who = f"the coordinator of group {self._group}"
+            raise BrokerUnavailable(f"{self._client.where}: {who} cannot be reached; is Kafka running there?")
+
     def seek(self, tp: TP, offset: int) -> None:
-        """Fetch from this offset on."""
-        with translated(self._client.where):
-            self._consumer.seek(TopicPartition(*tp), offset)
+        """Fetch from this offset on; raises Fenced where the partitions are being taken away just now."""
+        try:
+            with translated(self._client.where):
+                self._consumer.seek(TopicPartition(*tp), offset)
+        except AssertionError as error:  # that is how aiokafka says that nothing is assigned at the moment
+            raise Fenced(f"{self._client.where}: group {self._group} has no partitions at the moment") from error
 
     def pause(self, tp: TP) -> None:
         """Fetch no more of this partition for now; what was fetched ahead is fetched again."""

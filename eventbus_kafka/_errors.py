@@ -10,6 +10,7 @@ BrokerError
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,10 +41,11 @@ _REFUSALS = (
     kafka.GroupAuthorizationFailedError,
     kafka.ClusterAuthorizationFailedError,
     kafka.TransactionalIdAuthorizationFailed,
+)
+_NOT_LET_IN = (
     kafka.SaslAuthenticationFailed,
     kafka.AuthenticationFailedError,
     kafka.UnsupportedSaslMechanismError,
-    kafka.IllegalSaslStateError,
 )
 
 
@@ -60,23 +62,38 @@ def translate(error: BaseException, where: str) -> BrokerError:
     """The error of ours for one of the driver's."""
     if isinstance(error, BrokerError):
         return error
-    text = redact(f"{type(error).__name__}: {error}").rstrip(": ")
+    known = str(error) if isinstance(error, kafka.KafkaError) else f"{type(error).__name__}: {error}"
+    text = redact(known).rstrip(": ")
     if isinstance(error, (kafka.MessageSizeTooLargeError, kafka.RecordTooLargeError, kafka.RecordListTooLargeError)):
         return TooLarge(f"{where}: larger than the topic takes (max.message.bytes)")
     if isinstance(error, kafka.OutOfOrderSequenceNumber):
         return OutOfOrder(f"{where}: {text}")
     if isinstance(error, _REFUSALS):
-        return Refused(f"{where}: {text}; docs/kafka.md lists the permissions that the bus needs")
+        return Refused(f"{where}: not permitted ({text}); docs/kafka.md lists the permissions that the bus needs")
+    if isinstance(error, kafka.IllegalSaslStateError):
+        return Refused(f"{where} asks for no login; take user and password out of the URL, or use its port for SASL")
+    if isinstance(error, _NOT_LET_IN):
+        return Refused(f"{where} did not let us in ({text}); check user and password in the URL, and sasl_mechanism")
     if isinstance(error, kafka.CommitFailedError):
         if isinstance(error.__cause__, kafka.RebalanceInProgressError):
             return BrokerUnavailable(f"{where}: the group is rebalancing")
         return Fenced(f"{where}: the group has moved on without this consumer")
     if isinstance(error, (kafka.IllegalStateError, kafka.UnknownMemberIdError, kafka.IllegalGenerationError)):
         return Fenced(f"{where}: {text}")
-    if isinstance(error, kafka.KafkaConnectionError):
-        return BrokerUnavailable(f"{where} cannot be reached ({text}); is Kafka running there?")
     if isinstance(error, (TimeoutError, kafka.KafkaTimeoutError, kafka.RequestTimedOutError)):
         return BrokerUnavailable(f"{where} did not answer in time; is it overloaded, or stopped?")
+    if isinstance(error, ssl.SSLError):
+        return BrokerUnavailable(
+            f"TLS with {where} failed ({text}); check the host's name and cafile, certfile and keyfile"
+        )
+    if isinstance(error, (kafka.KafkaConnectionError, OSError)):
+        return BrokerUnavailable(f"{where} cannot be reached ({text}); is Kafka running there?")
     if isinstance(error, kafka.KafkaError) and not error.retriable:
         return Refused(f"{where}: {text}")
     return BrokerUnavailable(f"{where}: {text}")
+
+
+def hung_up(where: str) -> BrokerUnavailable:
+    """Somebody is there, and closed the connection instead of an answer: Kafka does so to who is not let in."""
+    wants = "tls = true, a login or a client certificate (or none of them)"
+    return BrokerUnavailable(f"{where} closed the connection at our first words; does it want {wants}? Is it Kafka?")

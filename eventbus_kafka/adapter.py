@@ -31,7 +31,7 @@ from eventbus_kafka import names as naming
 from eventbus_kafka import options as reading
 from eventbus_kafka import records
 from eventbus_kafka._client import Client
-from eventbus_kafka._errors import Refused
+from eventbus_kafka._errors import Refused, TooLarge
 from eventbus_kafka.letters import LetterConsumer
 from eventbus_kafka.log import LogConsumer
 from eventbus_kafka.names import Names, main_topic, names_of
@@ -144,14 +144,14 @@ class KafkaAdapter(Adapter):
             return names.tier(ms)
         async with self._making:
             topic = naming.tier_topic(names, better, self.options)
-            if not await self.client.partitions(topic.name):
-                try:
+            try:
+                if not await self.client.partitions(topic.name):
                     await self._provisioner.create([topic])
-                except Refused as error:
-                    self._closed_roads.add(names.main)  # no right to create: the roads there are must do
-                    fields = {"service": names.service, "topic": topic.name, "error": str(error)}
-                    telemetry.log(logging.WARNING, "road_refused", fields)
-                    return names.tier(ms)
+            except Refused as error:
+                self._closed_roads.add(names.main)  # no right to create: the roads there are must do
+                fields = {"service": names.service, "topic": topic.name, "error": str(error)}
+                telemetry.log(logging.WARNING, "road_refused", fields)
+                return names.tier(ms)
         for consumer in self._consumers:
             consumer.look_for_topics()
         return topic.name
@@ -161,8 +161,11 @@ class KafkaAdapter(Adapter):
     async def publish(self, prefix: str, events: Sequence[Event]) -> list[PublishResult]:
         """Write to the shared topic; returns once all in-sync replicas have it."""
         topic = main_topic(self.options.names, prefix)
-        if not await self.client.partitions(topic):
-            return [_FOR_NOBODY] * len(events)  # nobody ever subscribed here
+        try:
+            if not await self.client.partitions(topic):
+                return [_FOR_NOBODY] * len(events)  # nobody ever subscribed here
+        except Refused as error:
+            return [_refused(error)] * len(events)
         results: list[PublishResult] = [_STORED] * len(events)
         room = self.options.max_event_bytes - PARKING_MARGIN
         ready: list[records.Outgoing] = []
@@ -183,8 +186,7 @@ class KafkaAdapter(Adapter):
         failpoint("kafka.publish.after")
         for place, answer in zip(places, answers, strict=True):
             if answer is not None:
-                status = "unknown" if isinstance(answer, BrokerUnavailable) else "refused"
-                results[place] = PublishResult(status, str(answer))  # type: ignore[arg-type]
+                results[place] = _refused(answer)
         return results
 
     def consume(self, subscription: Subscription) -> Consumer:
@@ -210,6 +212,7 @@ class KafkaAdapter(Adapter):
         names = self.names(service, prefix)
         topics = await self._topics(names)
         if names.redriven not in topics or names.main not in topics:
+            self.client.permitted(names.main, names.redriven)
             raise UnknownService(f"{service} is not subscribed at {self.client.where}; provision it first")
         tiers = [topic for topic in topics if names.delay_of(topic) is not None]
         partitions = [(topic, number) for topic in [names.main, *tiers] for number in range(topics[topic])]
@@ -252,3 +255,10 @@ class KafkaAdapter(Adapter):
             return parked, None
         at = headers.moment(first[0].headers.get(headers.PARKED_AT))
         return parked, max(0.0, time.time() - at) if at else None
+
+
+def _refused(error: BrokerError) -> PublishResult:
+    """Only its size is the event's own fault: rights can be granted, and a broker that did not answer may have it."""
+    if isinstance(error, BrokerUnavailable):
+        return PublishResult("unknown", str(error))
+    return PublishResult("refused", str(error), later=not isinstance(error, TooLarge))

@@ -43,6 +43,8 @@ LOOK_AGAIN: Final = 30.0
 SETTLE_DOWN: Final = 5.0
 MOVING: Final = 2.0
 BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+CALM: Final = 2.0
+"""Seconds without an error after which a consumer receives again; at once if something comes."""
 
 
 class LogConsumer(Consumer, Moving):
@@ -137,7 +139,7 @@ class LogConsumer(Consumer, Moving):
 
     async def _fetch(self) -> None:
         """Poll for ever: a member that does not poll is put out of its group."""
-        failures = 0
+        failures, calm_since = 0, 0.0
         while not self._closed:
             try:
                 if self._moving and self._todo is None:
@@ -155,24 +157,39 @@ class LogConsumer(Consumer, Moving):
                         await asyncio.wait_for(self._roomy.wait(), POLL)
                     continue
                 batches = await self._member.poll(POLL, hungry)
+                if not batches:
+                    self._member.check()
                 if self._moving:
                     self._dropped.update(batches)
                 else:
                     self._feed(batches)
                     await self._pass_gaps()
                 await self._look_for_topics()
-                failures = 0
+                if self._failure is not None and not self._moving:
+                    now = asyncio.get_running_loop().time()
+                    calm_since = calm_since or now
+                    if batches or now - calm_since > CALM:
+                        self._failure, failures = None, 0
             except Fenced:
                 await asyncio.sleep(BACKOFF[0])  # the group moves on: there is news soon
             except BrokerError as error:
                 if self._closed:
                     return
-                self._failure = error
+                self._failure, calm_since = error, 0.0
+                self._arrived.set()
+                gone = isinstance(error, BrokerUnavailable)
+                # One who is refused asks for much each time; of one who is gone we only look whether he is back.
+                await asyncio.sleep(BACKOFF[min(failures, 3 if gone else len(BACKOFF) - 1)])
+                failures += 1
+                if not gone:
+                    await self._rejoin()
+            except Exception as error:  # noqa: BLE001 - if this ended without a word, nobody would ever fetch again
+                telemetry.log(logging.ERROR, "fetch_failed", self._fields(), exc_info=error)
+                self._failure, calm_since = BrokerError(f"{self._group}: {error!r}"), 0.0
                 self._arrived.set()
                 await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
                 failures += 1
-                if not isinstance(error, BrokerUnavailable):
-                    await self._rejoin()
+                await self._rejoin()
 
     def _hungry(self) -> list[TP]:
         """Of which partitions to take what is fetched; none named: of all.
@@ -345,15 +362,14 @@ class LogConsumer(Consumer, Moving):
     # --- give out --------------------------------------------------------------------------------------------
 
     async def receive(self, limit: int, timeout: float) -> list[Delivery]:
-        """What the partitions have, each in turn."""
+        """What the partitions have, each in turn. Raises as long as something keeps us from getting more."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:
-            if self._failure is not None:
-                error, self._failure = self._failure, None
-                raise error
             self._arrived.clear()
             found = await self._take(limit)
+            if self._failure is not None and not found:
+                raise self._failure.with_traceback(None)
             now = loop.time()
             if found or self._woken or self._closed or now >= until:
                 self._woken = False
@@ -423,7 +439,7 @@ class LogConsumer(Consumer, Moving):
     # --- commit ----------------------------------------------------------------------------------------------
 
     async def _commit_regularly(self) -> None:
-        interval = self._adapter.options.commit_interval
+        interval, failures = self._adapter.options.commit_interval, 0
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._commit_soon.wait(), interval)
@@ -436,13 +452,15 @@ class LogConsumer(Consumer, Moving):
             try:
                 async with self._committing:
                     await self._commit(lanes)
+                failures = 0
             except Fenced as error:
                 telemetry.log(logging.WARNING, "partitions_lost", self._fields() | {"error": str(error)})
                 self._moving = True
                 self._call_back()
             except BrokerError as error:
                 telemetry.log(logging.WARNING, "commit_failed", self._fields() | {"error": str(error)})
-                await asyncio.sleep(interval)
+                await asyncio.sleep(max(interval, BACKOFF[min(failures, 3)]))
+                failures += 1
 
     async def _commit(self, lanes: Sequence[Lane], *, held: bool = True, ahead: bool = True) -> None:
         member = self._member

@@ -19,7 +19,8 @@ from eventbus.redaction import redact_url
 from eventbus_kafka.names import Templates, templates
 
 DEFAULT_PORT: Final = 9092
-MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+"""Those that a URL can say all of; the others need a library or a token provider, and `KafkaAdapter.from_client`."""
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 DAY: Final = 86_400.0
 
@@ -78,15 +79,7 @@ class Options:
 
     def context(self) -> ssl.SSLContext | None:
         """The TLS context; verification is always on."""
-        if not self.tls:
-            return None
-        try:
-            made = ssl.create_default_context(cafile=self.cafile)
-            if self.certfile:
-                made.load_cert_chain(self.certfile, self.keyfile)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"kafka: cafile, certfile or keyfile cannot be used: {error}") from error
-        return made
+        return reading.tls("kafka", self.cafile, self.certfile, self.keyfile) if self.tls else None
 
 
 def read(url: str, settings: Mapping[str, object]) -> Options:
@@ -105,10 +98,14 @@ def read(url: str, settings: Mapping[str, object]) -> Options:
         **values,  # type: ignore[arg-type]
     )
     _check(options)
+    if "sasl_mechanism" in values and options.username is None:
+        raise ConfigError("kafka.sasl_mechanism: only with a login: kafka://user:password@host")
     return options
 
 
 def _check(options: Options) -> None:
+    if options.username is not None and options.password is None:
+        raise ConfigError(f"kafka: user {options.username!r} has no password: write kafka://user:password@host")
     if options.keyfile and not options.certfile:
         raise ConfigError("kafka.keyfile: give certfile too")
     if (options.cafile or options.certfile) and not options.tls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from heapq import merge
 from itertools import islice
@@ -15,6 +15,7 @@ from eventbus.errors import ConfigError, UnknownService
 from eventbus.failpoints import failpoint
 from eventbus_kafka import records
 from eventbus_kafka._client import TP, Client
+from eventbus_kafka.holes import Holes
 from eventbus_kafka.names import Names
 from eventbus_kafka.records import Outgoing, Record
 from eventbus_kafka.state import Letters
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _ADDRESS: Final = re.compile(r"(\d{1,9}):(\d{1,18})")
 _NEAR: Final = 500
 """Letters closer together than this are read in one go."""
+MOST_COUNTED: Final = 8 * 1024 * 1024
+"""Bytes of letters that are read to count them, at a time; the next count goes on behind them."""
+COST_OF_RECORD: Final = 1024
 MOST_SEEN: Final = 2000
 """Records kept of letters that were looked at, in case they are moved."""
 
@@ -82,20 +86,37 @@ class KafkaParking(Parking):
         return Walk(self._client, begins, ends, lambda record: _order(record) > after and self._stands(record))
 
     async def depth(self) -> int:
-        """How many stand here."""
-        return (await self.count())[0]
+        """How many stand here, by offsets less the gaps that are known; nothing is read for it."""
+        return self._left(*await self._bounds())
 
     async def count(self) -> tuple[int, bool]:
-        """How many stand here, and whether that is exact: a topic with gaps is counted by its offsets."""
+        """How many stand here: what was not read before is, up to some megabytes; beyond that it is an estimate."""
         begins, ends = await self._bounds()
+        exact = await self._look_for_holes(begins, ends)
         await self._letters.refresh()
-        total = sum(ends[tp] - begins[tp] for tp in begins)
-        gone = 0
-        for address in self._letters.gone():
-            tp, offset = self._parse(address) or (("", -1), -1)
-            if tp in begins and begins[tp] <= offset < ends[tp]:
-                gone += 1
-        return max(0, total - gone), True
+        return self._left(begins, ends), exact
+
+    def _left(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> int:
+        holes = self._letters.holes
+        offsets = sum(ends[tp] - begins[tp] - (holes[tp].missing(begins[tp]) if tp in holes else 0) for tp in begins)
+        return max(0, offsets - sum(1 for _ in self._gone_within(begins, ends)))
+
+    async def _look_for_holes(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> bool:
+        """Read what is new since the last look, only to see which offsets have a record; whether that was all."""
+        holes = self._letters.holes
+        starts = {tp: holes.setdefault(tp, Holes()).begin(begins[tp], ends[tp]) for tp in begins}
+        seen: dict[TP, list[int]] = {tp: [] for tp in starts}
+        cost = 0
+
+        def enough(record: Record) -> bool:
+            nonlocal cost
+            cost += len(record.value or b"") + COST_OF_RECORD
+            seen[record.topic, record.partition].append(record.offset)
+            return cost > MOST_COUNTED
+
+        for tp, stopped in (await self._client.read(starts, ends, limit=1, keep=enough)).items():
+            holes[tp].add(seen[tp], seen[tp][-1] + 1 if stopped else ends[tp])
+        return all(holes[tp].end == ends[tp] for tp in ends)
 
     async def _bounds(self) -> tuple[dict[TP, int], dict[TP, int]]:
         partitions = await self._partitions()
@@ -184,8 +205,13 @@ class KafkaParking(Parking):
         ]
         return ["done" if error is None else "failed" for error in await self._client.send(ready)]
 
+    @property
+    def erases(self) -> bool:
+        """A log forgets nothing by itself."""
+        return True
+
     async def erase(self) -> int:
-        """Take purged and re-driven letters out of the log for good; how many records that were.
+        """Take purged and re-driven letters out of the log for good; how many those were.
 
         A log can only be cut off at its head. What still stands before the last letter that is gone is written again
         at the end first, and confirmed: a crash in between doubles a letter, never loses one.
@@ -193,31 +219,45 @@ class KafkaParking(Parking):
         begins, ends = await self._bounds()
         await self._letters.refresh()
         cuts: dict[TP, int] = {}
-        for address in self._letters.gone():
-            tp, offset = self._parse(address) or (("", -1), -1)
-            if tp in begins and begins[tp] <= offset < ends[tp]:
-                cuts[tp] = max(cuts.get(tp, 0), offset + 1)
-        starts = {tp: begins[tp] for tp in cuts}
-        kept = await self._client.read(starts, cuts, keep=self._stands)
-        moving = [record for some in kept.values() for record in some]
-        mine = await self._letters.claim([_address(record) for record in moving]) if moving else set()
+        for tp, offset in self._gone_within(begins, ends):
+            cuts[tp] = max(cuts.get(tp, 0), offset + 1)
+        starts, erased = {tp: begins[tp] for tp in cuts}, 0
+        while starts:
+            kept = await self._client.read(starts, cuts, limit=_NEAR, keep=self._stands)
+            upto = {tp: some[-1].offset + 1 if len(some) >= _NEAR else cuts[tp] for tp, some in kept.items()}
+            gone = list(self._gone_within(starts, upto))
+            others = await self._rewrite([record for some in kept.values() for record in some])
+            for record in others:  # cut before these for now
+                tp = (record.topic, record.partition)
+                upto[tp] = min(upto[tp], record.offset)
+            erased += sum(offset < upto[tp] for tp, offset in gone)
+            await self._client.truncate(upto)
+            await self._forget(upto)
+            starts = {tp: at for tp, at in upto.items() if at < cuts[tp]}
+            await self._letters.settled([_address(record) for record in others])
+        return erased
+
+    async def _rewrite(self, letters: Sequence[Record]) -> list[Record]:
+        """Write letters again at the end of the log, and say that they are gone here. Returns what others move."""
+        mine = await self._letters.claim([_address(record) for record in letters]) if letters else set()
+        moving = [record for record in letters if _address(record) in mine]
         copies = [
-            Outgoing(self._names.dlq, record.key, record.value, record.headers, record.partition)
-            for record in moving
-            if _address(record) in mine
+            Outgoing(self._names.dlq, record.key, record.value, record.headers, record.partition) for record in moving
         ]
         for error in await self._client.send(copies):
             if error is not None:
                 raise error
+        failpoint("kafka.erase.between-copy-and-state")
         await self._letters.say(mine, "erased")
-        if len(mine) < len(moving):  # somebody else is at work on some of them: cut before those
-            for record in moving:
-                tp = (record.topic, record.partition)
-                if _address(record) not in mine:
-                    cuts[tp] = min(cuts[tp], record.offset)
-        await self._client.truncate(cuts)
-        await self._forget(cuts)
-        return sum(cut - begins[tp] for tp, cut in cuts.items()) - len(mine)
+        failpoint("kafka.erase.before-cut")
+        return [record for record in letters if _address(record) not in mine]
+
+    def _gone_within(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> Iterator[tuple[TP, int]]:
+        """Where letters stood that are gone, as far as the log still has them."""
+        for address in self._letters.gone():
+            tp, offset = self._parse(address) or (("", -1), -1)
+            if tp in begins and begins[tp] <= offset < ends[tp]:
+                yield tp, offset
 
     async def _forget(self, begins: dict[TP, int]) -> None:
         """Nothing needs to be said of letters that the log does not have any more."""

@@ -31,6 +31,7 @@ class Provisioner:
             names = names_of(self._options.names, sub.service, sub.prefix)
             wanted = topics_of(names, sub.delays, self._options)
             there = await self._client.describe(topic.name for topic in wanted)
+            self._client.permitted(*(topic.name for topic in wanted))
             if mode == "create" and any(topic.name not in there for topic in wanted):
                 await self._make(names, wanted, there)
             elif mode == "create":

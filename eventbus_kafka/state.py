@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 from eventbus.errors import BrokerError
-from eventbus_kafka._client import Client
+from eventbus_kafka._client import TP, Client
+from eventbus_kafka.holes import Holes
 from eventbus_kafka.records import Outgoing, Record
 
 Fate: TypeAlias = Literal["moving", "redriven", "purged", "read", "erased"]
@@ -34,6 +35,8 @@ class Letters:
         self._claims: dict[str, tuple[str, float]] = {}
         self._last: tuple[bytes, tuple[Fate, str, float] | None] = (b"", None)
         self._turn = asyncio.Lock()
+        self.holes: dict[TP, Holes] = {}
+        """Of the letters' own topic: offsets that none has, as far as anybody here has looked."""
 
     async def refresh(self) -> None:
         """Read what was said since the last look."""

@@ -38,6 +38,7 @@ class WorkConsumer(LogConsumer):
         # A broker may hear of new topics a moment later than the one that made them.
         topics = {**await self._client.topics(), **await self._client.describe(sure)}
         if names.main not in topics or names.redriven not in topics:
+            self._client.permitted(names.main, names.redriven)
             raise UnknownService(
                 f"{names.service} is not subscribed at {self._client.where}: {names.main} or {names.redriven} is "
                 f"missing; provision it first"

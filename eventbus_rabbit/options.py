@@ -53,13 +53,7 @@ class Options:
         """The TLS context of an amqps:// URL; verification is always on."""
         if not self.urls or self.urls[0].scheme != "amqps":
             return None
-        try:
-            context = ssl.create_default_context(cafile=self.cafile)
-            if self.certfile:
-                context.load_cert_chain(self.certfile, self.keyfile)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"rabbit: cafile, certfile or keyfile cannot be used: {error}") from error
-        return context
+        return reading.tls("rabbit", self.cafile, self.certfile, self.keyfile)
 
 
 def read(url: str, settings: Mapping[str, object]) -> Options:

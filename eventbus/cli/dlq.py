@@ -45,11 +45,11 @@ def count(
     async def work() -> int:
         async with letters_of(service, connection, where) as letters:
             with scan_shown(letters, quiet=json):
-                number = await letters.count(where)
+                number, exact = await letters.depth(where)
         if json:
-            say_json({"count": number})
+            say_json({"count": number} if exact else {"count": number, "exact": False})
         else:
-            say(str(number))
+            say(str(number) if exact else f"about {number}")
         return DONE
 
     return start(work())

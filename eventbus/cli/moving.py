@@ -125,6 +125,9 @@ def purge(
     export: Annotated[
         str | None, Parameter(help="Write each letter to this new file, and to the disk, before it is removed.")
     ] = None,
+    erase: Annotated[
+        bool, Parameter(negative=(), help="Kafka: take all that were purged or re-driven out of the log too.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Annotated[bool, Parameter(negative=(), help="Do not ask.")] = False,
     connection: AnyConnection = ANYWHERE,
@@ -147,6 +150,7 @@ def purge(
                         limit=total,
                         dry_run=dry_run,
                         export=file,
+                        erase=erase,
                         by="cli",
                         stop=stop,
                         progress=tell,
@@ -208,6 +212,8 @@ def _tell(report: Report, done: str, would: str, *, as_json: bool, gone: str = "
         parts = [f"{report.done} {done}"]
         if report.gone:
             parts.append(f"{report.gone} {gone}")
+        if report.erased:
+            parts.append(f"{report.erased} erased from the log")
         say(", ".join(parts))
     if report.failed:
         complain(f"{report.failed} could not be moved and still stand there; try again")

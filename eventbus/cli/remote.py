@@ -55,8 +55,12 @@ class RemoteLetters(DeadLetters):
 
     async def count(self, where: Where = None) -> int:
         """How many are parked."""
+        return (await self.depth(where))[0]
+
+    async def depth(self, where: Where = None) -> tuple[int, bool]:
+        """How many are parked, and whether that is exact."""
         answer = await self._get("count", {"where": _text(where)})
-        return int(answer["count"])
+        return int(answer["count"]), bool(answer.get("exact", True))
 
     async def browse(self, where: Where = None, after: str | None = None, limit: int = 20) -> LetterPage:
         """A page of letters, oldest first."""
@@ -143,11 +147,14 @@ class RemoteLetters(DeadLetters):
         limit: int | None = None,
         dry_run: bool = False,
         export: IO[str] | None = None,
+        erase: bool = False,
         by: str = "",
         stop: asyncio.Event | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Remove letters for good; with `export`, each is in the file and on the disk before it is removed."""
+        if erase:
+            raise UsageError("--erase: only straight on the broker; give --url instead of --api")
         report = Report(dry_run=dry_run)
         order = {"where": _text(where), "dry_run": dry_run, "addresses": _listed(addresses)}
         if export is None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias
 
 from pydantic import ConfigDict, create_model
 from typing_extensions import TypedDict
@@ -77,6 +77,8 @@ class Count(TypedDict):
     """How many."""
 
     count: int
+    exact: NotRequired[bool]
+    """False where it is an estimate; else it is not there."""
 
 
 class Stats(TypedDict):

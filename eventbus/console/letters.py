@@ -90,7 +90,8 @@ async def show_message(call: Call) -> Found:
 @endpoint(ROUTES, "GET", QUEUE + "/count", "viewer")
 async def count_messages(call: Call, query: FilterQuery) -> Count:
     """How many are parked."""
-    return {"count": await call.letters().count(query.where)}
+    number, exact = await call.letters().depth(query.where)
+    return {"count": number} if exact else {"count": number, "exact": False}
 
 
 @endpoint(ROUTES, "GET", QUEUE + "/stats", "viewer")

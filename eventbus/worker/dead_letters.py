@@ -19,7 +19,7 @@ from eventbus.service import Service
 from eventbus.settlement import ACK, RELEASE, Delivery, Requeue, Settlement
 from eventbus.status import ConsumerStatus, Outcome, outcome_of
 from eventbus.worker.calling import Aborted, failure
-from eventbus.worker.settling import BACKOFF, Item, Settler
+from eventbus.worker.settling import BACKOFF, SAY_AGAIN, Item, Settler
 from eventbus.worker.solitude import Solitude
 from eventbus.worker.waits import wait_for
 
@@ -82,8 +82,9 @@ class DeadLetterWorker:
             try:
                 deliveries = await self._consumer.receive(self._route.batch, 1.0)
             except EventBusError as error:
-                fields = {"service": self.service.name, "queue": self._consumer.queue, "error": str(error)}
-                telemetry.log(logging.WARNING, "connection_lost", fields)
+                if broken % SAY_AGAIN == 0:
+                    fields = {"service": self.service.name, "queue": self._consumer.queue, "error": str(error)}
+                    telemetry.log(logging.WARNING, "connection_lost", fields)
                 await wait_for(self._stopping, BACKOFF[min(broken, len(BACKOFF) - 1)])
                 broken += 1
                 continue

@@ -39,7 +39,7 @@ from eventbus.status import ACKED, Outcome
 from eventbus.worker.calling import Deadlines
 from eventbus.worker.completed import ASK_AGAIN, Completed
 from eventbus.worker.runner import Runner
-from eventbus.worker.settling import BACKOFF, Item, Settler
+from eventbus.worker.settling import BACKOFF, SAY_AGAIN, Item, Settler
 from eventbus.worker.shaping import Shapes, Stores
 from eventbus.worker.solitude import Solitude
 from eventbus.worker.waits import wait_for
@@ -245,8 +245,9 @@ class Worker:
                 deliveries = await self._consumer.receive(room, RECEIVE_TIMEOUT)
             except EventBusError as error:
                 self._receiving = False
-                fields = {"service": self.service.name, "queue": self._consumer.queue, "error": str(error)}
-                telemetry.log(logging.WARNING, "connection_lost", fields)
+                if failures % SAY_AGAIN == 0:
+                    fields = {"service": self.service.name, "queue": self._consumer.queue, "error": str(error)}
+                    telemetry.log(logging.WARNING, "connection_lost", fields)
                 pause = BACKOFF[min(failures, len(BACKOFF) - 1)]
                 failures += 1
                 await wait_for(self._stopping, pause)

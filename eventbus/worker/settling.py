@@ -19,6 +19,8 @@ from eventbus.settlement import Delivery, Park, Retry, Settlement
 
 MAX_BATCH: Final = 1024
 BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+SAY_AGAIN: Final = 12
+"""Of failures to receive, one after the other, the first is logged and every twelfth: with BACKOFF one a minute."""
 
 Item = tuple[Delivery, Settlement]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,30 +17,13 @@ from eventbus.event import Event
 from eventbus.forward import Endpoint, SendFailed
 from eventbus.forward.tls import Tls
 from eventbus.settlement import Delivery
-
-
-def openssl(*arguments: str, folder: Path) -> None:
-    found = shutil.which("openssl")
-    if found is None:
-        pytest.skip("openssl is needed to make certificates")
-    subprocess.run([found, *arguments], cwd=folder, check=True, capture_output=True)
+from tests.brokers import certificates
 
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CA, and by it a server for 127.0.0.1 and a client; another CA that nobody trusts."""
-    folder = tmp_path_factory.mktemp("pki")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    for name in ("ca", "other"):
-        openssl(
-            "req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}", folder=folder
-        )
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    for name in ("server", "client"):
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}", folder=folder)
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing, folder=folder)
-    return folder
+    return certificates.make(tmp_path_factory.mktemp("pki"), "IP:127.0.0.1")
 
 
 @pytest.fixture
@@ -146,7 +128,8 @@ def test_a_key_of_another_certificate_is_refused(pki: Path) -> None:
 
 async def test_an_encrypted_key_never_asks_on_the_terminal(pki: Path) -> None:
     """Without its password it is an error; with it, it works."""
-    openssl("ec", "-in", "client.key", "-aes256", "-passout", "pass:sekrit", "-out", "locked.key", folder=pki)
+    locking = ("-aes256", "-passout", "pass:sekrit", "-out", "locked.key")
+    certificates.openssl(pki, "ec", "-in", "client.key", *locking)
     certificate, key = str(pki / "client.pem"), str(pki / "locked.key")
     with pytest.raises(ConfigError, match="cannot be used"):
         await asyncio.to_thread(Tls(cert=certificate, key=key).context)

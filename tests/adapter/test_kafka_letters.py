@@ -6,11 +6,13 @@ import asyncio
 import json
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from eventbus import Bus, DeadLetter, Event, RetryPolicy, Service
 from eventbus.adapter import Redrive
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter, state
+from eventbus_kafka import parking as kafka_parking
 from eventbus_kafka.parking import KafkaParking
 from tests.adapter.test_kafka_log import Place, place
 
@@ -143,6 +145,43 @@ async def test_erasing_takes_letters_out_of_the_log_and_keeps_the_others(place: 
         assert {letter.reason for letter in kept} == {"max-retries"}
         assert await parking.erase() == 0
         assert (await letters.redrive()).done == 3
+
+
+async def test_a_count_knows_the_offsets_that_no_letter_has(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markers, aborted and open transactions, a head that retention took; of more than is read at a time it says so."""
+    service = place.service()
+    dlq = f"{place.prefix}.dlq.{service.name}"
+    async with place.bus() as bus:
+        await _park(bus, service, 4)
+        parking = _parking(bus, service)
+        producer = AIOKafkaProducer(bootstrap_servers=place.address, transactional_id=place.prefix, acks="all")
+        await producer.start()
+        try:
+            for end in (producer.commit_transaction, producer.abort_transaction):
+                await producer.begin_transaction()
+                for _ in range(3):
+                    await producer.send_and_wait(dlq, b"{}")
+                await end()
+            await producer.begin_transaction()
+            await producer.send_and_wait(dlq, b"{}")
+            assert len((await parking.browse(None, 100)).letters) == 7
+            assert await parking.depth() == 12
+            monkeypatch.setattr(kafka_parking, "MOST_COUNTED", 0)
+            assert await parking.count() == (12, False)  # what comes in one fetch is read together
+            monkeypatch.undo()
+            assert await parking.count() == (7, True)
+            assert await parking.depth() == 7
+            await producer.commit_transaction()
+            assert await parking.count() == (8, True)
+        finally:
+            await producer.stop()
+        await bus.dead_letters(service).purge(["e0", "e3"])
+        assert await parking.count() == (6, True)
+        await bus.adapter.client.truncate({(dlq, 0): 6})  # type: ignore[attr-defined]
+        letters = (await parking.browse(None, 100)).letters
+        assert await parking.count() == (len(letters), True) == (2, True)
+        async with place.bus() as other:
+            assert await _parking(other, service).count() == (2, True)
 
 
 async def test_an_embedded_letter_reads_as_it_was_sent(place: Place) -> None:

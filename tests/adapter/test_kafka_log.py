@@ -27,6 +27,7 @@ from eventbus.errors import BrokerUnavailable
 from eventbus.settlement import ACK, Release, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter
+from eventbus_kafka._client import Fenced, GroupConsumer, Moving
 from tests.brokers.kafka import shared_url
 
 RELEASE_UNNOTED = Release({headers.CRASHES: None})
@@ -288,6 +289,48 @@ async def test_a_group_with_members_cannot_be_unsubscribed(place: Place) -> None
         await drained(bus, service)
         with pytest.raises(BrokerError, match="cannot be deleted"):
             await bus.unsubscribe(service)
+
+
+async def test_partitions_that_go_while_they_are_taken_over_are_no_surprise(place: Place) -> None:
+    """The client asserts that something is assigned; that ended the fetching for good."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        member = bus.adapter.client.consumer(f"{place.prefix}.{service.name}", Moving())
+        await member.start([f"{place.prefix}.main"])
+        try:
+            with pytest.raises(Fenced, match="no partitions at the moment"):
+                member.seek((f"{place.prefix}.main", 0), 0)
+        finally:
+            await member.stop()
+
+
+async def test_an_error_nobody_thought_of_does_not_end_the_fetching(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, said to the worker, and a new member takes the place of the one that failed."""
+    service = place.service()
+    seen: list[str] = []
+
+    @service.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.type)
+
+    poll, broken = GroupConsumer.poll, [RuntimeError("out of the blue")]
+
+    async def breaking(self: GroupConsumer, *arguments: object) -> object:
+        if broken and seen:
+            raise broken.pop()
+        return await poll(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GroupConsumer, "poll", breaking)
+    async with place.bus() as bus, running(bus, service):
+        await bus.publish("before")
+        await eventually(lambda: not broken, "it broke")
+        await bus.publish("after")
+        await eventually(lambda: seen == ["before", "after"], "it goes on", within=20)
+    assert "fetch_failed" in [getattr(record, "event", "") for record in caplog.records]
 
 
 async def test_attempts_of_in_place_retries_survive_in_the_commit(place: Place) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from eventbus import Event
 from eventbus.settlement import Delivery, History
+from eventbus_kafka.holes import Holes
 from eventbus_kafka.lanes import LARGEST_LEAD, SMALLEST_LEAD, Lane
 from eventbus_kafka.offsets import NOTHING, Ledger, Legacy, NoRoom, contains, decode, encode, merged, ranges_of
 
@@ -260,3 +261,21 @@ def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
     assert wide.full, "one slow message holds tens of thousands of finished ones"
     wide.ledger.finish(0)
     assert not wide.full
+
+
+def test_holes_are_what_was_read_and_had_no_record() -> None:
+    """A stretch grows at its end, and loses its head to retention; a topic that was made anew is unknown."""
+    holes = Holes()
+    assert holes.begin(10, 30) == 10
+    holes.add([10, 11, 14], 15)
+    assert (holes.end, holes.missing(10), holes.missing(13)) == (15, 2, 1)
+    assert holes.begin(13, 30) == 15
+    holes.add([16, 17], 20)
+    assert (holes.end, holes.missing(13), holes.missing(15)) == (20, 4, 3)
+    holes.add([14, 16, 20], 21)  # somebody else read the same meanwhile
+    assert (holes.end, holes.missing(13)) == (21, 4)
+    assert holes.begin(25, 30) == 25
+    assert holes.missing(25) == 0
+    holes.add([], 30)
+    assert holes.missing(25) == 5
+    assert (holes.begin(0, 3), holes.missing(0)) == (0, 0)

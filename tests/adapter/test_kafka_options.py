@@ -47,6 +47,9 @@ def test_seed_3s_dead_letter_topic_is_a_matter_of_settings() -> None:
         ("kafka://a", {"session_timeout": "1ms"}, "must be from"),
         ("kafka://a", {"tls": "maybe"}, "kafka.tls = 'maybe': must be true or false"),
         ("kafka://a", {"sasl_mechanism": "MD5"}, "must be 'PLAIN' or"),
+        ("kafka://u:p@a", {"sasl_mechanism": "GSSAPI"}, "must be 'PLAIN' or"),
+        ("kafka://a", {"sasl_mechanism": "SCRAM-SHA-512"}, "only with a login"),
+        ("kafka://u@a", {}, "user 'u' has no password"),
         ("kafka://a", {"cafile": "x"}, "only with tls = true"),
         ("kafka://a", {"tls": True, "keyfile": "x"}, "give certfile too"),
         ("kafka://a", {"replication": 2}, "use 3"),
@@ -62,6 +65,21 @@ def test_a_wrong_setting_says_what_is_allowed(url: str, settings: dict[str, obje
     """One line: key, value, what is allowed."""
     with pytest.raises(ConfigError) as caught:
         read(url, settings)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"cafile": "/no/ca.pem"}, "kafka.cafile = '/no/ca.pem': cannot be used: [Errno 2]"),
+        ({"certfile": "/no/c.pem"}, "kafka.certfile = '/no/c.pem': cannot be used: [Errno 2]"),
+        ({"certfile": "/no/c.pem", "keyfile": "/no/k"}, "certfile = '/no/c.pem', keyfile = '/no/k': cannot be used"),
+    ],
+)
+def test_a_file_of_tls_that_cannot_be_used_is_named(settings: dict[str, object], said: str) -> None:
+    """Not only that one of three files is wrong."""
+    with pytest.raises(ConfigError) as caught:
+        read("kafka://a?tls=true", settings).context()
     assert said in str(caught.value)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,28 +9,16 @@ import pytest
 
 from eventbus import BrokerUnavailable, Bus, Event, Service
 from eventbus.testing.contract.harness import eventually, running
+from tests.brokers import certificates
 from tests.brokers.rabbit import PORT, node
 
 TLS_PORT = PORT + 5
 
 
-def _openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A CA, and a server and a client signed by it; the broker trusts only that CA."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates, and is not installed")
-    folder = Path(tmp_path_factory.mktemp("tls"))
-    key = ("-newkey", "rsa:2048", "-nodes", "-keyout")
-    _openssl(folder, "req", "-x509", *key, "ca.key", "-out", "ca.pem", "-subj", "/CN=test ca", "-days", "2")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    for name in ("server", "client"):
-        _openssl(folder, "req", *key, f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-        _openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
+    folder = certificates.make(Path(tmp_path_factory.mktemp("tls")), "DNS:localhost,IP:127.0.0.1")
     conf = "\n".join(
         [
             f"listeners.ssl.default = 127.0.0.1:{TLS_PORT}",
@@ -48,7 +34,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-async def test_a_client_certificate_lets_us_in(certificates: Path) -> None:
+async def test_a_client_certificate_lets_us_in(pki: Path) -> None:
     """With CA, certificate and key from the query the bus works as ever."""
     service = Service("tls-stock")
     seen: list[object] = []
@@ -58,7 +44,7 @@ async def test_a_client_certificate_lets_us_in(certificates: Path) -> None:
         seen.append(event.data)
 
     files = "&".join(
-        f"{name}={certificates}/{file}"
+        f"{name}={pki}/{file}"
         for name, file in (("cafile", "ca.pem"), ("certfile", "client.pem"), ("keyfile", "client.key"))
     )
     async with (
@@ -70,9 +56,9 @@ async def test_a_client_certificate_lets_us_in(certificates: Path) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "cafile=CA"], ids=["unknown CA", "no client certificate"])
-async def test_without_the_right_certificates_nobody_gets_in(certificates: Path, query: str) -> None:
+async def test_without_the_right_certificates_nobody_gets_in(pki: Path, query: str) -> None:
     """An unknown CA is refused by us, a missing client certificate by the broker; both say so."""
-    query = query.replace("CA", f"{certificates}/ca.pem")
+    query = query.replace("CA", f"{pki}/ca.pem")
     with pytest.raises(BrokerUnavailable):
         async with Bus(f"amqps://guest:guest@localhost:{TLS_PORT}/?connect_timeout=5s&{query}"):
             pass

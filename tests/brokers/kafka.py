@@ -15,8 +15,9 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.brokers.sharing import Shared, cache, locked
 
@@ -94,10 +95,24 @@ class KafkaNode:
     """One node, broker and controller at once, with its own ports and folder."""
 
     def __init__(
-        self, port: int = PORT, *, folder: Path | None = None, id: int = 1, peers: Sequence[int] = (), conf: str = ""
+        self,
+        port: int = PORT,
+        *,
+        folder: Path | None = None,
+        id: int = 1,
+        peers: Sequence[int] = (),
+        secured: Mapping[str, int] | None = None,
+        users: Mapping[str, str] | None = None,
+        conf: str = "",
     ) -> None:
-        """`peers`: the ports of all nodes of the cluster, in the order of their ids; none for a node alone."""
+        """`peers`: the ports of all nodes of the cluster, in the order of their ids; none for a node alone.
+
+        `secured`: ports for SSL, SASL_SSL, SASL_PLAINTEXT beside the plain one; their settings stand in `conf`.
+        `users`: names and passwords for SCRAM.
+        """
         self.port, self.id = port, id
+        self._secured = dict(secured or {})
+        self._users = dict(users or {})
         self.folder = folder or cache() / f"kafka-node-{port}"
         self._peers = tuple(peers) or (port,)
         self._conf = conf
@@ -117,7 +132,13 @@ class KafkaNode:
         (self.folder / "server.properties").write_text(self._properties())
         if not (self.folder / "data" / "meta.properties").exists():
             config = str(self.folder / "server.properties")
-            self.tool("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", config, "--ignore-formatted")
+            scram = [
+                word
+                for name, password in self._users.items()
+                for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")
+                for word in ("--add-scram", f"{mechanism}=[name={name},password={password}]")
+            ]
+            self.tool("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", config, "--ignore-formatted", *scram)
         with (self.folder / "console").open("ab") as console:
             self._process = subprocess.Popen(
                 [*_java("-Xmx512m", "-Xms128m"), "kafka.Kafka", str(self.folder / "server.properties")],
@@ -228,11 +249,15 @@ class KafkaNode:
     def _properties(self) -> str:
         voters = ",".join(f"{id}@127.0.0.1:{port + 1}" for id, port in enumerate(self._peers, 1))
         copies = min(3, len(self._peers))
+        protocols = ",".join(f"{name}:{name}" for name in ("PLAINTEXT", *self._secured))
+        # The name that a certificate has: the cluster sends its clients there.
+        secured = "".join(f",{name}://localhost:{port}" for name, port in self._secured.items())
         return f"""process.roles=broker,controller
 node.id={self.id}
 controller.quorum.voters={voters}
-listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.port + 1}
-advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}
+listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.port + 1}{secured}
+advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}{secured}
+listener.security.protocol.map={protocols},CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs={self.folder}/data
 offsets.topic.replication.factor={copies}
@@ -267,10 +292,10 @@ def shared_url() -> str:
 
 
 @contextlib.contextmanager
-def node(port: int, folder: Path, conf: str = "") -> Iterator[KafkaNode]:
-    """A node of its own that lives as long as a test module."""
+def node(port: int, folder: Path, **more: Any) -> Iterator[KafkaNode]:
+    """A node of its own that lives as long as a test module; with `more` of what KafkaNode takes."""
     need()
-    fresh = KafkaNode(port, folder=folder, conf=conf)
+    fresh = KafkaNode(port, folder=folder, **more)
     if fresh.answers():
         raise RuntimeError(f"another Kafka answers on port {port}: is another run of these tests under way?")
     fresh.start()

@@ -400,7 +400,7 @@ async def test_a_broker_that_is_gone_is_503(url: str, api: Api, monkeypatch: pyt
     async def gone(*_: object) -> None:
         raise BrokerUnavailable("amqp://wms:hunter2@rabbit does not answer")
 
-    monkeypatch.setattr("eventbus.parking.DeadLetters.count", gone)
+    monkeypatch.setattr("eventbus.parking.DeadLetters.depth", gone)
     answer = await api.get(f"{QUEUE}/count")
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
@@ -415,7 +415,7 @@ async def test_a_bug_of_ours_is_told_to_the_log_and_not_to_the_caller(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("the inside of the server")
 
-    monkeypatch.setattr("eventbus.parking.DeadLetters.count", broken)
+    monkeypatch.setattr("eventbus.parking.DeadLetters.depth", broken)
     answer = await api.client.get(f"{QUEUE}/count")
     assert answer.status_code == 500
     assert answer.json()["type"] == "urn:eventbus:problem:bug"

@@ -13,6 +13,7 @@ from pathlib import Path
 from eventbus import Bus, EventBusError
 from eventbus_kafka import KafkaAdapter
 from eventbus_kafka.names import Templates
+from eventbus_kafka.records import Record
 from tests.brokers.kafka import KafkaNode
 from tests.faults.actor import MAX_RETRIES, SERVICES
 from tests.faults.crew import Crew, parked_ids, provision
@@ -182,13 +183,25 @@ class Run:
                 begins, ends = await adapter.client.begins(partitions), await adapter.client.ends(partitions)
                 found[name] = []
                 for records in (await adapter.client.read(begins, ends)).values():
-                    for record in records:
-                        id = next((raw for key, raw in record.headers if key == "ce_id"), b"") or b""
-                        copy = Copy(record.topic, record.partition, record.offset, id.decode(), record.timestamp / 1000)
-                        found[name].append(copy)
+                    found[name] += [
+                        Copy(record.topic, record.partition, record.offset, _id(record), record.timestamp / 1000)
+                        for record in records
+                    ]
         finally:
             await adapter.aclose()
         return found
+
+    async def ids(self, topic: str) -> tuple[list[str], int]:
+        """The ids of all messages that a topic has, and how many offsets it has had."""
+        adapter = self._adapter()
+        await adapter.open()
+        try:
+            partitions = [(topic, number) for number in range(await adapter.client.partitions(topic))]
+            ends = await adapter.client.ends(partitions)
+            found = await adapter.client.read(await adapter.client.begins(partitions), ends)
+            return [_id(record) for records in found.values() for record in records], sum(ends.values())
+        finally:
+            await adapter.aclose()
 
     async def findings(self) -> Findings:
         parked, _ = await parked_ids(self.url, self.settings)
@@ -237,6 +250,10 @@ async def running(
     finally:
         sampling.cancel()
         run.crew.dismiss()
+
+
+def _id(record: Record) -> str:
+    return (next((raw for key, raw in record.headers if key == "ce_id"), b"") or b"").decode()
 
 
 def accept(journal: Path, ids: Sequence[str]) -> None:

@@ -19,7 +19,8 @@ from aiokafka import AIOKafkaProducer
 from eventbus import Bus, Event
 from eventbus_kafka.records import outgoing
 from tests.brokers.kafka import KafkaNode, cluster, node
-from tests.faults.journal import read
+from tests.faults.crew import provision
+from tests.faults.journal import Journal, read
 from tests.faults.kafka_run import CONSUMERS, PUBLISHERS, Run, accept, running
 
 LONG = "EVENTBUS_FAULT_SECONDS" in os.environ
@@ -32,7 +33,7 @@ needs_three = pytest.mark.skipif(not THREE, reason="needs three nodes: run by `m
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[KafkaNode]]:
     """A broker made to be killed."""
-    with node(19120, Path(tmp_path_factory.mktemp("kafka"))) as found:
+    with node(19120, Path(tmp_path_factory.mktemp("kafka")), conf="log.cleaner.backoff.ms=100") as found:
         yield [found]
 
 
@@ -134,7 +135,7 @@ async def test_partitions_added_under_load_are_read_from_their_start(alone: list
     """Six partitions become twelve while publishers and consumers run."""
     async with running(alone, "grown", tmp_path, MESSAGES) as run:
         await run.published(MESSAGES // 3)
-        main = next(iter(run.names.values())).main
+        main = _main(run)
         alone[0].tool(
             "org.apache.kafka.tools.TopicCommand",
             *("--bootstrap-server", alone[0].address, "--alter", "--topic", main, "--partitions", "12"),
@@ -145,26 +146,15 @@ async def test_partitions_added_under_load_are_read_from_their_start(alone: list
         assert used == set(range(12))
 
 
+async def test_a_topic_with_gaps_is_consumed_to_its_end_in_short(alone: list[KafkaNode], tmp_path: Path) -> None:
+    """Markers, aborted transactions and compaction before and under a consumer that is killed once."""
+    await _with_gaps(alone, "gaps-short", tmp_path, 300, kills=1)
+
+
 @takes_minutes
 async def test_a_topic_with_gaps_is_consumed_to_its_end(alone: list[KafkaNode], tmp_path: Path) -> None:
-    """Transactions leave markers in the log, and aborted ones messages that nobody may see."""
-    async with running(alone, "gaps", tmp_path, MESSAGES, publishers=()) as run:
-        main = next(iter(run.names.values())).main
-        producer = AIOKafkaProducer(bootstrap_servers=alone[0].address, transactional_id="gaps", acks="all")
-        await producer.start()
-        try:
-            for start in range(0, MESSAGES, 10):
-                good = [Event("order.created", {"n": n}, id=f"tx-{n}") for n in range(start, start + 10)]
-                bad = [Event("order.created", id=f"aborted-{start}-{n}") for n in range(3)]
-                await _transaction(producer, main, good, commit=True)
-                accept(run.journal, [event.id for event in good])
-                if start % 50 == 0:
-                    await _transaction(producer, main, bad, commit=False)
-                    await asyncio.sleep(0)
-        finally:
-            await producer.stop()
-        await run.progress()
-    assert _calls(run, "aborted-") == 0
+    """The same with thousands of messages, and consumers that are killed again and again."""
+    await _with_gaps(alone, "gaps", tmp_path, MESSAGES, kills=6)
 
 
 @needs_three
@@ -190,6 +180,84 @@ async def test_a_frozen_node_loses_nothing(three: list[KafkaNode], tmp_path: Pat
         await run.progress()
         three[0].resume()
         await run.published(MESSAGES)
+
+
+async def _with_gaps(nodes: list[KafkaNode], name: str, folder: Path, messages: int, *, kills: int) -> None:
+    """Half of the topic is written and compacted before anybody reads it, the rest under consumers that are killed."""
+    gaps = Gaps(nodes[0])
+
+    async def prepare(run: Run) -> None:
+        await gaps.compact(run)
+        await gaps.write(run, messages // 2)
+        await gaps.compacted(run)
+
+    try:
+        async with running(nodes, name, folder, messages, publishers=(), prepare=prepare) as run:
+            await run.progress()
+            for kill in range(1, kills + 1):
+                await gaps.write(run, messages * (kills + kill) // (2 * kills))
+                run.crew.kill(CONSUMERS[kill % 2])
+                run.start(CONSUMERS[kill % 2])
+            await gaps.compacted(run)
+            await run.until(run.crew.up, "all receive again")
+        assert _calls(run, "aborted-") == 0
+    finally:
+        await gaps.aclose()
+
+
+class Gaps:
+    """A stranger that writes to a compacted topic in transactions: offsets without a message of every kind."""
+
+    def __init__(self, node: KafkaNode) -> None:
+        self._node = node
+        self._producer: AIOKafkaProducer | None = None
+        self.written = 0
+
+    async def compact(self, run: Run) -> None:
+        """Make the shared topic a compacted one, with small segments."""
+        await provision(run.url, run.settings, run.journal)
+        settings = "cleanup.policy=compact,segment.ms=300,min.cleanable.dirty.ratio=0.01,max.compaction.lag.ms=500"
+        where = ("--bootstrap-server", self._node.address, "--entity-type", "topics", "--entity-name", _main(run))
+        self._node.tool("kafka.admin.ConfigCommand", *where, "--alter", "--add-config", settings)
+        self._producer = AIOKafkaProducer(bootstrap_servers=self._node.address, transactional_id=run.name, acks="all")
+        await self._producer.start()
+
+    async def write(self, run: Run, upto: int) -> None:
+        """Events to be handled, each after one of the same key that need not be; some are taken back."""
+        assert self._producer is not None
+        while self.written < upto:
+            numbers = range(self.written, self.written + 10)
+            old = [Event("order.created", {"n": n}, id=f"old-{n}", key=f"k{n}") for n in numbers]
+            good = [Event("order.created", {"n": n}, id=f"good-{n}", key=f"k{n}") for n in numbers]
+            bad = [Event("order.created", {"n": n}, id=f"aborted-{n}", key=f"k{n}") for n in numbers[:3]]
+            Journal(str(run.journal)).write("sending", [event.id for event in old])
+            await _transaction(self._producer, _main(run), old, commit=True)
+            if self.written % 50 == 0:
+                await _transaction(self._producer, _main(run), bad, commit=False)
+            await _transaction(self._producer, _main(run), good, commit=True)
+            accept(run.journal, [event.id for event in good])
+            self.written += 10
+
+    async def compacted(self, run: Run) -> None:
+        """Wait until the broker has thrown most of the old ones away; never of the newest segment, so more begin."""
+        bad = [Event("order.created", id=f"aborted-roll-{n}", key=f"roll{n}") for n in range(30)]
+
+        async def most_are_gone() -> bool:
+            assert self._producer is not None
+            await _transaction(self._producer, _main(run), bad, commit=False)
+            ids, offsets = await run.ids(_main(run))
+            old = sum(id.startswith("old-") for id in ids)
+            return old < self.written // 3 and len(ids) < offsets * 0.7
+
+        await run.until(most_are_gone, "the topic is compacted")
+
+    async def aclose(self) -> None:
+        if self._producer is not None:
+            await self._producer.stop()
+
+
+def _main(run: Run) -> str:
+    return next(iter(run.names.values())).main
 
 
 async def _transaction(producer: AIOKafkaProducer, topic: str, events: Sequence[Event], *, commit: bool) -> None:

@@ -1,0 +1,97 @@
+"""A Kafka that is down while nothing is to be done: readiness, and what reaches a user's log meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventbus import Bus, Event, Service
+from eventbus.console.health import ConsumerReadiness
+from eventbus.testing.contract.harness import eventually
+from eventbus_kafka._logs import MINUTE, Readable
+from tests.brokers.kafka import KafkaNode, node
+
+PORT = 19600
+SETTINGS = {"partitions": 1, "retry_partitions": 1, "dlq_partitions": 1, "session_timeout": "6s", "timeout": "2s"}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaNode]:
+    """A broker made to be killed."""
+    with node(PORT, Path(tmp_path_factory.mktemp("kafka"))) as found:
+        yield found
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+async def test_an_idle_consumer_is_not_ready_while_its_broker_is_down(
+    broker: KafkaNode, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Red within seconds though there is nothing to fetch or to commit, red until it is back, then green by itself.
+
+    And the log has one line of ours for it, and a few of the client's instead of seventy a second.
+    """
+    caplog.set_level(logging.INFO)
+    service = Service(f"{fault}-stock")
+    seen: list[str] = []
+
+    @service.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.type)
+
+    async with Bus(broker.url, source="api", prefix=fault, settings={"kafka": SETTINGS}) as bus:
+        readiness = ConsumerReadiness(bus, [service])
+
+        async def ready() -> bool:
+            return not (await readiness.look())[service.name]
+
+        async def not_ready() -> bool:
+            return not await ready()
+
+        async with bus.serving(service):
+            await bus.publish("before")
+            await eventually(lambda: seen, "it was handled")
+            await eventually(ready, "it is ready")
+            caplog.clear()
+            broker.kill() if fault == "killed" else broker.pause()
+            await eventually(not_ready, "it says so", within=10)
+            words = [(await asyncio.sleep(0.1), await readiness.look())[1][service.name] for _ in range(40)]
+            assert set(words) == {"does not receive"}
+            said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+            ours = [record for record in said if record.name == "eventbus"]
+            assert [record.event for record in ours] == ["connection_lost"]  # type: ignore[attr-defined]
+            assert broker.address in ours[0].fields["error"]  # type: ignore[attr-defined]
+            assert len({record.msg for record in said if record not in ours}) == len(said) - 1 < 15
+            await asyncio.to_thread(broker.start) if fault == "killed" else broker.resume()
+            await eventually(ready, "it is ready again", within=30)
+            await bus.publish("after")
+            await eventually(lambda: seen == ["before", "after"], "it goes on", within=30)
+
+
+def test_each_kind_of_line_passes_once_a_minute_and_says_how_many_did_not() -> None:
+    """What is logged below WARNING is left alone, and so is all of it once somebody has set a level."""
+    now = [1000.0]
+    readable = Readable(lambda: now[0])
+
+    def passes(message: str, *args: object, level: int = logging.ERROR, name: str = "aiokafka.conn") -> str | None:
+        record = logging.LogRecord(name, level, __file__, 1, message, args, None)
+        return record.getMessage() if readable.filter(record) else None
+
+    assert passes("no node %s", 1) == "no node 1"
+    assert passes("no node %s", 2) is None
+    assert passes("no group %s", 2) == "no group 2"
+    assert [passes("joined", level=logging.INFO) for _ in range(2)] == ["joined", "joined"]
+    now[0] += MINUTE
+    assert passes("no node %s", 3) == "no node 3 (and 1 more like it since the last)"
+    assert passes("no node %s", 4) is None
+    chosen = logging.getLogger("aiokafka.conn")
+    chosen.setLevel(logging.ERROR)
+    try:
+        assert passes("no node %s", 5) == "no node 5"
+        assert passes("no node %s", 5, name="aiokafka.cluster") == "no node 5"
+        assert passes("no node %s", 6, name="aiokafka.cluster") is None
+    finally:
+        chosen.setLevel(logging.NOTSET)
