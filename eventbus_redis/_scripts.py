@@ -17,19 +17,19 @@ class Script:
     sha: str
 
 
-def _load(name: str) -> Script:
+def _load(name: str, *, common: bool = True) -> Script:
     folder = files("eventbus_redis").joinpath("lua")
     body = folder.joinpath(f"{name}.lua").read_text("utf-8")
-    common = folder.joinpath("common.lua").read_text("utf-8")
+    head = folder.joinpath("common.lua").read_text("utf-8") if common else ""
     if body.startswith("#!"):  # the line of flags must stay the first
         flags, _, body = body.partition("\n")
-        text = f"{flags}\n{common}\n{body}"
+        text = f"{flags}\n{head}\n{body}"
     else:
-        text = f"{common}\n{body}"
+        text = f"{head}\n{body}"
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-PUBLISH: Final = _load("publish")
+PUBLISH: Final = _load("publish", common=False)  # sent as text, see Line
 SUBSCRIBE: Final = _load("subscribe")
 UNSUBSCRIBE: Final = _load("unsubscribe")
 MOVE: Final = _load("move")

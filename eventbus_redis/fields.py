@@ -7,7 +7,7 @@ binary mode; the body is the field `data`, to the byte. A message that another p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -47,6 +47,15 @@ _ATTRIBUTES: Final = {
 }
 _COMMON: Final = [b"id", b"type", b"source", b"time", b"data", b"datacontenttype"]
 _JSON: Final = JSON.encode()
+_ARGUMENT: Final = b"$%d\r\n%b\r\n"
+_COMMON_ARGUMENTS: Final = b"".join(
+    [
+        _ARGUMENT % (2, b"12"),
+        *(_ARGUMENT % (len(name), name) + _ARGUMENT for name in _COMMON[:-1]),
+        _ARGUMENT % (len(_COMMON[-1]), _COMMON[-1]),
+        _ARGUMENT % (len(_JSON), _JSON),
+    ]
+)
 _dumps: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _from_iso: Final = datetime.fromisoformat
 _texts: dict[bytes, str] = {}
@@ -91,9 +100,33 @@ def with_body(entry: Fields, body: bytes) -> bytes:
     return wire.with_body(found.get(b"data", b""), None if kind is None else _text(kind), body)
 
 
-def size_of(fields: Iterable[bytes]) -> int:
-    """Bytes that fields take."""
-    return sum(map(len, fields))
+def pack(event: Event) -> tuple[int, bytes]:
+    """An event as arguments of a command (how many fields, then they), in the protocol of Redis; and their number.
+
+    A list of them, packed by somebody else, takes nearly twice as long: this is most of what publishing costs here.
+    """
+    if (
+        event.content_type == JSON
+        and event.key is None
+        and event.tenant is None
+        and event.correlation_id is None
+        and event.process_after is None
+        and event.expires_at is None
+        and not event.extensions
+        and not event.headers
+    ):  # what nearly every event looks like
+        try:
+            id, type, source = event.id.encode(), event.type.encode(), event.source.encode()
+        except UnicodeEncodeError:
+            pass  # told below
+        else:
+            time, body = event.time.isoformat().encode(), event.body
+            return 13, _COMMON_ARGUMENTS % (
+                len(id), id, len(type), type, len(source), source, len(time), time, len(body), body
+            )  # fmt: skip
+    fields = encode(event)
+    found = [b"%d" % len(fields), *fields]
+    return len(found), b"".join([_ARGUMENT % (len(each), each) for each in found])
 
 
 def decode(id: bytes, fields: Fields, mapping: BodyMapping) -> tuple[Event, Story, str, float]:
