@@ -17,6 +17,7 @@ from eventbus.adapter import BodyMapping
 from eventbus.errors import InvalidEvent
 from eventbus.event import JSON, NO_HEADERS, Event
 from eventbus.facets import facets
+from eventbus.headers import merge
 
 Fields: TypeAlias = list[bytes]
 """Names and values, one after the other, as Redis gives them."""
@@ -26,13 +27,15 @@ Story: TypeAlias = Mapping[str, object]
 
 NO_STORY: Final[Story] = MappingProxyType({})
 STORY: Final = b"x-eventbus"
+CHANGES: Final = b"x-redrive"
+"""What a re-drive changed in the story beside it."""
 ORIGIN: Final = b"x-stream-id"
 EVENT_ID: Final = b"x-event-id"
 FACETS: Final = b"x-facets"
 BODIES: Final = (b"data", b"body", b"payload", b"message", b"__data__")
 """Where a foreign message keeps its body; with none of them, all its fields together are the body, as JSON."""
 
-_OWN: Final = frozenset({STORY, ORIGIN, EVENT_ID, FACETS})
+_OWN: Final = frozenset({STORY, CHANGES, ORIGIN, EVENT_ID, FACETS})
 _ATTRIBUTES: Final = {
     b"id": "id",
     b"type": "type",
@@ -151,6 +154,8 @@ def decode(id: bytes, fields: Fields, mapping: BodyMapping) -> tuple[Event, Stor
         found.pop(FACETS, None)
         if STORY in found:
             story = from_json(found.pop(STORY))
+        if CHANGES in found:
+            story = merge(story, from_json(found.pop(CHANGES)))  # type: ignore[arg-type]
     elif STORY in found:
         story = from_json(found.pop(STORY))
     taken = _moment(origin)

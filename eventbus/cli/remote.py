@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final, Literal, NoReturn
 from urllib.parse import quote
@@ -285,7 +284,7 @@ class RemoteLetters(DeadLetters):
 
     def _read(self, row: dict[str, Any]) -> DeadLetter:
         parked = letterlines.load(json.dumps(row))
-        return DeadLetter.read(replace(parked, address=row["address"]), self.service)
+        return DeadLetter.read(parked._replace(address=row["address"]), self.service)
 
     async def _get(self, path: str, query: Mapping[str, object]) -> Any:
         return await self._ask("GET", path, params=_given(query))
