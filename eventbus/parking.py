@@ -24,6 +24,7 @@ from eventbus.choosing import Choice
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import ConfigError, UnknownLetter
 from eventbus.facets import Facet, by_age, facet
+from eventbus.failpoints import failpoint
 from eventbus.filters import Filter
 from eventbus.settlement import HeaderDelta
 
@@ -422,7 +423,10 @@ class _Hands:
             self._moving.append((letters, asyncio.ensure_future(self._move(letters))))
         while len(self._moving) > others:
             first, moving = self._moving.popleft()
-            _count(self._report, first, await moving)
+            answers = await moving
+            if self._moving:
+                failpoint("redrive.next-begun")
+            _count(self._report, first, answers)
         if self._progress is not None:
             self._progress(self._report)
 

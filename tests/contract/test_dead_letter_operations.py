@@ -547,6 +547,26 @@ async def test_a_killed_redrive_loses_nothing(name: str, tmp_path: Path) -> None
     assert set(back) == set(ids)
 
 
+# A quorum queue is walked piece by piece: nothing is under way beside a piece there.
+@pytest.mark.parametrize("name", [name for name in FOR_OTHER_PROCESSES if name != "rabbit-quorum"])
+async def test_a_redrive_killed_with_two_pieces_and_a_page_under_way_loses_nothing(name: str, tmp_path: Path) -> None:
+    """SIGKILL when one piece is moved, the next one begun and the page after it asked for."""
+    broker = BROKERS[name](tmp_path)
+    service = broker.service()
+    command = [sys.executable, "-c", OPERATOR, broker.url, json.dumps(broker.settings), service.name]
+    async with broker.bus() as bus:
+        ids = await fill(bus, service, 2_600)  # six pieces
+        letters = bus.dead_letters(service)
+        env = os.environ | {"EVENTBUS_FAILPOINT": "redrive.next-begun"}
+        ends = [(await asyncio.to_thread(subprocess.run, command, env=env)).returncode for _ in range(2)]
+        assert ends == [-signal.SIGKILL] * 2
+        assert await letters.count() > 0
+        await letters.redrive()
+        back = Counter(event.id for event, _ in await came_back(bus, service))
+    print(f"\n{name}: {sum(back.values()) - len(back)} of {len(ids)} came back twice")
+    assert set(back) == set(ids)
+
+
 async def test_a_connection_lost_in_the_middle_loses_nothing(
     broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
