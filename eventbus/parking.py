@@ -1,7 +1,7 @@
 """Dead-letter operations, the same on every broker: look, count, re-drive, edit, purge, export, import.
 
 Adapters only know how to browse, move and remove by address; filters, limits, rates, canaries and reports are here.
-Whatever the number of letters, no more than a page of them is in memory.
+Whatever the number of letters, no more than three pages of them are in memory: two that are moved, one that comes.
 """
 
 from __future__ import annotations
