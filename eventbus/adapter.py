@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from eventbus.errors import BrokerError
 from eventbus.event import Event
@@ -152,8 +152,7 @@ class Stats:
     """The breakers of its HTTP endpoints; filled in by a bus that runs the service, not by adapters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parked:
+class Parked(NamedTuple):
     """One message in a dead-letter queue, as it stands there."""
 
     address: str
@@ -177,8 +176,7 @@ class Page:
     next: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Redrive:
+class Redrive(NamedTuple):
     """Put the letter at `address` back to its service with these header changes (and another body, if given)."""
 
     address: str
@@ -205,7 +203,7 @@ class Parking(ABC):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether `skim` may be asked for the next page while letters of this one are being moved."""
+        """Whether the next page may be skimmed, and then moved, while letters of this one are being moved."""
         return False
 
     @abstractmethod

@@ -69,20 +69,23 @@ class Choice:
         """The next letters that fit, up to so many; fewer only at the end."""
         found: list[Parked] = []
         while len(found) < number and await self._fill():
-            letter = self._page.popleft()
-            self.cursor = letter.address
-            if self._fits(letter):
-                found.append(letter)
+            page = self._page
+            some = [page.popleft() for _ in range(min(number - len(found), len(page)))]
+            self.cursor = some[-1].address
+            found += filter(self._fits, some) if self._sent or not self._wanted.empty else some
         return found
 
     def more(self) -> bool:
         """Whether there is anything left to look at (not: anything that fits)."""
         return bool(self._page) or (not self._ended and self._left != 0)
 
-    def look_ahead(self) -> None:
-        """Fetch the next page while the letters of this one are moved, where that can be done."""
-        if self._unread and self._parking.looks_ahead and self._ahead is None and not self._page and self.more():
+    def look_ahead(self) -> bool:
+        """Fetch the next page while the letters of this one are moved; False where that cannot be done."""
+        if not (self._unread and self._parking.looks_ahead):
+            return False
+        if self._ahead is None and not self._page and self.more():
             self._ahead = asyncio.ensure_future(self._next_page())
+        return True
 
     async def _let_go(self) -> None:
         """See a page that is on its way arrive; it concerns nobody any more, nor does what went wrong with it."""

@@ -1,7 +1,7 @@
 """Dead-letter operations, the same on every broker: look, count, re-drive, edit, purge, export, import.
 
 Adapters only know how to browse, move and remove by address; filters, limits, rates, canaries and reports are here.
-Whatever the number of letters, no more than a page of them is in memory.
+Whatever the number of letters, no more than three pages of them are in memory: two that are moved, one that comes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import hashlib
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, Final, Literal, TypeAlias, get_args
@@ -24,6 +24,7 @@ from eventbus.choosing import Choice
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import ConfigError, UnknownLetter
 from eventbus.facets import Facet, by_age, facet
+from eventbus.failpoints import failpoint
 from eventbus.filters import Filter
 from eventbus.settlement import HeaderDelta
 
@@ -77,7 +78,7 @@ class LetterPage:
 
 
 Progress: TypeAlias = Callable[[Report], None]
-Move: TypeAlias = Callable[[Sequence[Parked]], Awaitable[list[Moved]]]
+Move: TypeAlias = Callable[[Sequence[Parked]], Coroutine[None, None, list[Moved]]]
 
 
 class DeadLetters:
@@ -193,15 +194,18 @@ class DeadLetters:
         async def move(letters: Sequence[Parked]) -> list[Moved]:
             now, deltas = self._now(), dict[int, HeaderDelta]()
             orders = []
-            for letter in letters:  # letters that were put back equally often get the same delta
-                times = headers.number(letter.headers.get(headers.REDRIVEN_COUNT))
+            for address, event, story in letters:  # letters that were put back equally often get the same delta
+                times = headers.number(story[headers.REDRIVEN_COUNT]) if headers.REDRIVEN_COUNT in story else 0
                 if times not in deltas:
-                    deltas[times] = headers.for_redrive(letter.headers, by, now, reset_attempts=reset_attempts)
-                orders.append(Redrive(letter.address, deltas[times], delay=wait))
+                    deltas[times] = headers.for_redrive(story, by, now, reset_attempts=reset_attempts)
+                orders.append(Redrive(address, deltas[times], None, wait))
+                sent[event.id] = times + 1
             answers = await self._parking.redrive(orders)
-            for letter, answer in zip(letters, answers, strict=True):
-                if answer == "done":
-                    sent[letter.event.id] = headers.number(letter.headers.get(headers.REDRIVEN_COUNT)) + 1
+            if answers.count("done") < len(letters):
+                done = {letter.event.id for letter, answer in zip(letters, answers, strict=True) if answer == "done"}
+                for letter in letters:
+                    if letter.event.id not in done:
+                        sent.pop(letter.event.id, None)
             return answers
 
         report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
@@ -382,14 +386,15 @@ class DeadLetters:
         done = False
         while not done:
             # At a rate a run may take hours: nobody's place in the queue is kept that long.
-            async with self._parking.looking(), choice.begin():
+            async with self._parking.looking(), choice.begin(), _Hands(report, move, progress) as hands:
                 while not done:
                     most = size if limit is None else min(size, limit - report.matched)
                     piece = [] if stop.is_set() else await choice.take(most)
-                    if piece and rate is None and report.matched + len(piece) != limit:
-                        choice.look_ahead()
-                    await self._piece(report, piece, move, progress)
-                    done = not piece or bool(report.failed) or report.matched == limit
+                    report.matched += len(piece)
+                    done = not piece or report.matched == limit
+                    ahead = not done and rate is None and choice.look_ahead()
+                    await hands.move(piece, others=1 if ahead else 0)
+                    done = done or bool(report.failed)
                     report.next = choice.cursor if piece and choice.more() else None
                     if rate is not None:
                         break
@@ -399,15 +404,6 @@ class DeadLetters:
             report.stopped, report.next = "stopped", choice.cursor
         if report.failed:
             report.stopped = f"{report.failed} could not be moved"
-
-    async def _piece(self, report: Report, letters: list[Parked], move: Move, progress: Progress | None) -> None:
-        report.matched += len(letters)
-        if report.dry_run:
-            _note(report, letters)
-        elif letters:
-            _count(report, letters, await move(letters))
-        if progress is not None:
-            progress(report)
 
     async def _went_well(self, report: Report, canary: Canary, sent: dict[str, int], stop: asyncio.Event) -> bool:
         if not sent or report.stopped:
@@ -428,11 +424,47 @@ class DeadLetters:
         return DeadLetter.read(parked, self.service)
 
 
+class _Hands:
+    """Who moves pieces and counts what became of them: one while the next is fetched and begun, where that can be."""
+
+    def __init__(self, report: Report, move: Move, progress: Progress | None) -> None:
+        self._report = report
+        self._move = move
+        self._progress = progress
+        self._moving: deque[tuple[list[Parked], asyncio.Task[list[Moved]]]] = deque()
+
+    async def __aenter__(self) -> _Hands:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Whatever went wrong: what was begun is finished, and counted."""
+        await asyncio.gather(*(moving for _, moving in self._moving), return_exceptions=True)
+        for letters, moving in self._moving:
+            if not moving.cancelled() and moving.exception() is None:
+                _count(self._report, letters, moving.result())
+
+    async def move(self, letters: list[Parked], *, others: int) -> None:
+        """Begin to move letters; returns when all are moved but so many pieces."""
+        if self._report.dry_run:
+            _note(self._report, letters)
+        elif letters:
+            self._moving.append((letters, asyncio.ensure_future(self._move(letters))))
+        while len(self._moving) > others:
+            first, moving = self._moving.popleft()
+            answers = await moving
+            if self._moving:
+                failpoint("redrive.next-begun")
+            _count(self._report, first, answers)
+        if self._progress is not None:
+            self._progress(self._report)
+
+
 def _count(report: Report, letters: Sequence[Parked], answers: Sequence[Moved]) -> None:
-    for letter, answer in zip(letters, answers, strict=True):
-        setattr(report, answer, getattr(report, answer) + 1)
-        if answer == "done" and len(report.ids) < MAX_IDS:
-            report.ids.append(letter.event.id)
+    report.done += answers.count("done")
+    report.gone += answers.count("gone")
+    report.failed += answers.count("failed")
+    done = (letter.event.id for letter, answer in zip(letters, answers, strict=True) if answer == "done")
+    report.ids += islice(done, MAX_IDS - len(report.ids))
 
 
 def _note(report: Report, letters: Sequence[Parked]) -> None:

@@ -10,9 +10,11 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive
+from eventbus import headers
+from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive, standing
 from eventbus.errors import ConfigError, UnknownService
 from eventbus.failpoints import failpoint
+from eventbus.settlement import HeaderDelta
 from eventbus_kafka import records
 from eventbus_kafka._client import TP, Client
 from eventbus_kafka.holes import Holes
@@ -61,13 +63,25 @@ class KafkaParking(Parking):
 
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """The letters that still stand, of all partitions together, oldest first."""
+        return await self._page(cursor, limit, self._letter)
+
+    async def skim(self, cursor: str | None, limit: int) -> Page:
+        """With no more of each letter read than moving it takes."""
+        return await self._page(cursor, limit, self._glimpsed)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Where a walk keeps its place, nobody's place is disturbed by what is moved meanwhile."""
+        return self._lookers > 0
+
+    async def _page(self, cursor: str | None, limit: int, read: Callable[[Record], Parked]) -> Page:
         await self._partitions()
         await self._letters.refresh()
         walk = self._walks.pop(cursor, None) if cursor else None
         if walk is None:
             walk = await self._walk_from(cursor)
         page, more = await walk.take(max(1, limit))
-        letters = [self._letter(record) for record in page]
+        letters = [read(record) for record in page]
         if self._lookers:
             if len(self._seen) > MOST_SEEN:
                 self._seen.clear()
@@ -148,6 +162,14 @@ class KafkaParking(Parking):
         event, story, _ = records.incoming(record, BodyMapping(), told=True)
         return Parked(_address(record), event, story)
 
+    def _glimpsed(self, record: Record) -> Parked:
+        told = dict(record.headers)
+        id, kind = told.get("ce_id"), told.get(records.CONTENT_TYPE)
+        if not id or (kind and b"cloudevents" in kind.lower()):
+            return self._letter(record)
+        times = headers.number(told.get(headers.REDRIVEN_COUNT))
+        return standing(_address(record), id.decode("utf-8", "replace"), times)
+
     # --- move ------------------------------------------------------------------------------------------------
 
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
@@ -162,9 +184,12 @@ class KafkaParking(Parking):
         delays = {orders[address].delay for address in found}
         roads = {delay: await self._adapter.road(self._names, delay) for delay in delays}
         copies: list[Outgoing] = []
+        changes: dict[int, _Changes] = {}  # many letters share one delta
         for address, record in found.items():
             order = orders[address]
-            copy = records.copy(record, roads[order.delay], order.headers, told=True)
+            if id(order.headers) not in changes:
+                changes[id(order.headers)] = _Changes(order.headers)
+            copy = changes[id(order.headers)].copy(record, roads[order.delay])
             if order.body is not None:
                 copy = copy._replace(value=records.with_body(copy, order.body))
             copies.append(copy)
@@ -300,6 +325,28 @@ class KafkaParking(Parking):
         return ((self._names.dlq, int(match[1])), int(match[2])) if match else None
 
 
+class _Changes:
+    """What a re-drive changes in the headers of letters, made ready once for all of them."""
+
+    def __init__(self, delta: HeaderDelta) -> None:
+        self._without = {*delta, records.EMBEDDED}
+        self._added: list[tuple[str, bytes | None]] = []
+        for name, value in delta.items():
+            if value is not None:
+                self._added.append((name, str(value).encode("utf-8", "replace")))
+
+    def copy(self, record: Record, topic: str) -> Outgoing:
+        """The letter as it goes back to its service; all else to the byte."""
+        without, names = self._without, dict(record.headers)
+        found = [pair for pair in record.headers if pair[0] not in without]
+        if "ce_id" not in names and records.ORIGIN not in names:
+            found.append((records.ORIGIN, records.address(record).encode()))
+        mark, value = names.get(records.EMBEDDED), record.value
+        if mark and value:
+            value = records.without_metadata(value, mark)
+        return Outgoing(topic, record.key, value, found + self._added)
+
+
 class Walk:
     """A way along all partitions together, in the order of parking; what was fetched ahead is for the next page."""
 
@@ -314,19 +361,25 @@ class Walk:
 
     async def take(self, limit: int) -> tuple[list[Record], bool]:
         """The next records to keep, and whether there are more after them."""
-        for tp, some in self._ahead.items():
-            self._ahead[tp] = [record for record in some if self._keep(record)]
-        while short := {tp: at for tp, at in self._next.items() if at < self._ends[tp] and self._lacks(tp, limit)}:
-            found = await self._client.read(short, self._ends, limit=limit + 1)
-            for tp, some in found.items():
-                self._next[tp] = some[-1].offset + 1 if len(some) > limit else self._ends[tp]
-                self._ahead[tp] += filter(self._keep, some)
-        page = list(islice(merge(*self._ahead.values(), key=_order), limit + 1))
+        while True:
+            await self._fetch(limit)
+            page = list(islice(merge(*self._ahead.values(), key=_order), limit + 1))
+            if all(map(self._keep, page)):
+                break
+            for tp, some in self._ahead.items():  # some were taken since they were fetched
+                self._ahead[tp] = [record for record in some if self._keep(record)]
         more = len(page) > limit
         del page[limit:]
         for tp, number in Counter((record.topic, record.partition) for record in page).items():
             del self._ahead[tp][:number]
         return page, more
+
+    async def _fetch(self, limit: int) -> None:
+        while short := {tp: at for tp, at in self._next.items() if at < self._ends[tp] and self._lacks(tp, limit)}:
+            found = await self._client.read(short, self._ends, limit=limit + 1)
+            for tp, some in found.items():
+                self._next[tp] = some[-1].offset + 1 if len(some) > limit else self._ends[tp]
+                self._ahead[tp] += filter(self._keep, some)
 
     def _lacks(self, tp: TP, limit: int) -> bool:
         return len(self._ahead[tp]) <= limit

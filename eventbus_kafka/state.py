@@ -1,7 +1,7 @@
 """The state of a service's dead letters: a log cannot forget one, so a compacted topic says which are gone.
 
-Keys are addresses (`partition:offset`). Whoever wants to move a letter first says so; of two who do at the same time
-the log itself tells who was first.
+Keys are addresses (`partition:offset`). Whoever wants to move letters first says so, in one record for all of them; of
+two who do at the same time the log itself tells who was first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from eventbus_kafka.holes import Holes
 from eventbus_kafka.records import Outgoing, Record
 
 Fate: TypeAlias = Literal["moving", "redriven", "purged", "read", "erased"]
+Told: TypeAlias = tuple[Fate, str, float, list[str]]
+"""What became of a letter, who says so, when; and of which letters, if somebody wants to move them."""
 CLAIM_LASTS: Final = 10.0
 """Seconds after which one who wanted to move a letter is taken for dead; if he is not, the letter may be doubled."""
 LOOK_AGAIN: Final = 0.05
+_AT_ONCE: Final = 10_000
+"""Letters named in one record at most."""
 
 
 class Letters:
@@ -33,7 +37,7 @@ class Letters:
         self._position = 0
         self._gone: dict[str, Fate] = {}
         self._claims: dict[str, tuple[str, float]] = {}
-        self._last: tuple[bytes, tuple[Fate, str, float] | None] = (b"", None)
+        self._last: tuple[bytes, Told | None] = (b"", None)
         self._turn = asyncio.Lock()
         self.holes: dict[TP, Holes] = {}
         """Of the letters' own topic: offsets that none has, as far as anybody here has looked."""
@@ -72,11 +76,12 @@ class Letters:
         told = self._last[1]
         if told is None:
             return
-        fate, by, at = told
+        fate, by, at, claimed = told
         if fate == "moving":
-            known = self._claims.get(address)
-            if known is None or at > known[1] + CLAIM_LASTS:
-                self._claims[address] = (by, at)
+            for one in claimed:
+                known = self._claims.get(one)
+                if known is None or at > known[1] + CLAIM_LASTS:
+                    self._claims[one] = (by, at)
         else:
             self._gone[address] = fate
             self._claims.pop(address, None)
@@ -91,13 +96,19 @@ class Letters:
 
     async def claim(self, addresses: Sequence[str]) -> set[str]:
         """Those of the letters that are ours to move now."""
+        pieces = [addresses[start : start + _AT_ONCE] for start in range(0, len(addresses), _AT_ONCE)]
+        return {address for piece in pieces for address in await self._claim(piece)}
+
+    async def _claim(self, addresses: Sequence[str]) -> list[str]:
         me = secrets.token_hex(8)
         now = time.time()
         wanted = [address for address in addresses if not self._claimed(address, now)]
-        await self._write(self._words(wanted, "moving", me), sure=True)
-        return {
+        if wanted:
+            told = json.dumps({"state": "moving", "by": me, "at": now, "letters": wanted}).encode()
+            await self._write([Outgoing(self._topic, _claim_key(me), told, (), 0)], sure=True)
+        return [
             address for address in wanted if not self.is_gone(address) and self._claims.get(address, ("", 0.0))[0] == me
-        }
+        ]
 
     async def settled(self, addresses: Sequence[str]) -> None:
         """Wait until nobody is about to move these: they are gone, or stand, or their mover is taken for dead."""
@@ -110,16 +121,18 @@ class Letters:
         return address in self._claims and abs(now - self._claims[address][1]) <= CLAIM_LASTS
 
     async def say(self, addresses: Iterable[str], fate: Fate) -> None:
-        """These are gone; stands once this returns."""
-        await self._write(self._words(addresses, fate))
+        """These are gone; stands once this returns. Whoever claimed them has no more to say."""
+        told = json.dumps({"state": fate, "at": time.time()}).encode()
+        rows, claims = list[Outgoing](), set[str]()
+        for address in addresses:
+            rows.append(Outgoing(self._topic, address.encode(), told, (), 0))
+            if address in self._claims:
+                claims.add(self._claims[address][0])
+        await self._write(rows + [Outgoing(self._topic, _claim_key(by), None, (), 0) for by in claims])
 
     async def unsay(self, addresses: Iterable[str]) -> None:
         """Nothing is said of these any more."""
         await self._write([Outgoing(self._topic, address.encode(), None, (), 0) for address in addresses])
-
-    def _words(self, addresses: Iterable[str], fate: Fate, by: str = "") -> list[Outgoing]:
-        told = json.dumps({"state": fate, "by": by, "at": time.time()}).encode()
-        return [Outgoing(self._topic, address.encode(), told, (), 0) for address in addresses]
 
     async def _write(self, rows: Sequence[Outgoing], *, sure: bool = False) -> None:
         """Write, and learn what was said up to then; not `sure`: that may fail, for what was written stands."""
@@ -136,9 +149,14 @@ class Letters:
                     raise
 
 
-def _read(value: bytes) -> tuple[Fate, str, float] | None:
+def _claim_key(by: str) -> bytes:
+    return f"claim:{by}".encode()
+
+
+def _read(value: bytes) -> Told | None:
     try:
         told = json.loads(value)
-        return told["state"], str(told.get("by", "")), float(told.get("at", 0.0))
-    except (ValueError, TypeError, KeyError, RecursionError):
+        claimed = [str(address) for address in told.get("letters", ())]
+        return told["state"], str(told.get("by", "")), float(told.get("at", 0.0)), claimed
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None  # a stranger's

@@ -252,13 +252,11 @@ def copy(
     for name, raw in given.headers.items():
         if name in _BROKERS and not (parked_as and name in _DEATH):
             continue
-        if name not in delta and name.lower() in delta:
+        if name in delta or name.lower() in delta:
             continue
         table[_ROUTING.get(name, name)] = raw
     for name, value in delta.items():
-        if value is None:
-            table.pop(name, None)
-        else:
+        if value is not None:
             table[name] = encode(value)
     if reserved.RETRIES not in delta and retries:
         table[reserved.RETRIES] = encode(retries)
@@ -282,8 +280,9 @@ def copy(
 def _copied(given: Properties, event: Event, *, foreign: bool) -> Properties:
     """The properties of a copy. Id and type of a stranger's message must not change on its way round."""
     found = Properties()
-    for name in ("content_type", "content_encoding", "correlation_id", "reply_to", "app_id", "priority", "timestamp"):
-        setattr(found, name, getattr(given, name))
+    found.content_type, found.content_encoding = given.content_type, given.content_encoding
+    found.correlation_id, found.reply_to, found.app_id = given.correlation_id, given.reply_to, given.app_id
+    found.priority, found.timestamp = given.priority, given.timestamp
     found.message_id, found.type = given.message_id, given.type
     if not found.message_id:
         found.message_id = event.id.encode("utf-8", "replace")[:MAX_SHORT]

@@ -89,13 +89,23 @@ def split_table(data: bytes, start: int = 0) -> tuple[RawTable, int]:
         raise ValueError("a header table is cut off")
     found: RawTable = {}
     while at < end:
-        length = data[at]
-        name = data[at + 1 : at + 1 + length].decode("utf-8", "surrogateescape")
-        at += 1 + length
-        after = _end_of(data, at)
+        begin = at + 1
+        at = begin + data[at]
+        name = _name(data[begin:at])
+        if data[at] == 83:  # S, as nearly all of them
+            after = at + 5 + _LENGTH.unpack_from(data, at + 1)[0]
+            if after > end:
+                raise ValueError("a header value is cut off")
+        else:
+            after = _end_of(data, at)
         found[name] = data[at:after]
         at = after
     return found, end
+
+
+@lru_cache(maxsize=4096)
+def _name(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
 
 
 def decode(value: bytes) -> object:

@@ -85,6 +85,10 @@ class Client:
             except exceptions.NoScriptError:
                 return await self._call("EVAL", script.text, len(keys), *keys, *arguments)
 
+    def line(self) -> Line:
+        """A line of calls that do not wait for one another's answers."""
+        return Line(self)
+
     def start_reading(
         self, group: str, consumer: str, count: int, block: int | None, streams: Mapping[str, str]
     ) -> Reading:
@@ -246,6 +250,92 @@ class Client:
         else:
             ((host, port), *_) = options.hosts
             self._redis = Redis(host=host, port=port, db=options.db, retry=never, **common)
+
+
+class Line:
+    """Calls on one connection, each sent before the one before is answered; the server carries them out in order."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._writing = asyncio.Lock()
+        self._trip: _Trip | None = None
+
+    async def call(self, head: tuple[Argument, ...], number: int, packed: Sequence[bytes]) -> Any:
+        """Send a command, of whose arguments the last, so many, are packed already; its answer.
+
+        A script goes as text: by its hash, the first of several calls could be refused and the second carried out.
+        """
+        client = self._client
+        with translated(client.address):
+            if client._cluster:  # redis-py looks for the node, and packs
+                async with self._writing:
+                    return await client._call(*head, *_unpacked(number, packed))
+            first = hiredis.pack_command(head).partition(b"\r\n")[2]  # type: ignore[arg-type]
+            command = b"".join((b"*%d\r\n" % (len(head) + number), first, *packed))
+            return await self._exchange(client._open.connection_pool, command)
+
+    async def _exchange(self, pool: Any, packed: bytes) -> Any:
+        async with self._writing, asyncio.timeout(self._client.options.timeout):
+            trip = await self._write(pool, packed)
+        try:
+            # A lock lets in first who came first: answers are read in the order in which their calls were written.
+            async with trip.reading, asyncio.timeout(self._client.options.timeout):
+                return await trip.read()
+        finally:
+            await self._leave(trip)
+
+    async def _write(self, pool: Any, packed: bytes) -> _Trip:
+        trip = self._trip
+        if trip is None or trip.broken:
+            trip = self._trip = _Trip(await pool.get_connection(), pool)
+        trip.under_way += 1
+        try:
+            await trip.connection.send_packed_command(packed, check_health=False)
+        except BaseException:
+            trip.broken = True
+            await self._leave(trip)
+            raise
+        return trip
+
+    async def _leave(self, trip: _Trip) -> None:
+        trip.under_way -= 1
+        if not trip.under_way:
+            if self._trip is trip:
+                self._trip = None
+            await trip.pool.release(trip.connection)
+
+
+class _Trip:
+    """A connection while calls of a line are under way on it."""
+
+    __slots__ = ("broken", "connection", "pool", "reading", "under_way")
+
+    def __init__(self, connection: Any, pool: Any) -> None:
+        self.connection = connection
+        self.pool = pool
+        self.reading = asyncio.Lock()
+        self.under_way = 0
+        self.broken = False
+
+    async def read(self) -> Any:
+        """The next answer."""
+        if self.broken:  # whatever is there to read now is not for us
+            raise exceptions.ConnectionError("the connection was lost")
+        try:
+            return await self.connection.read_response()
+        except exceptions.ResponseError:
+            raise  # that is an answer
+        except BaseException:
+            self.broken = True
+            await self.connection.disconnect(nowait=True)
+            raise
+
+
+def _unpacked(number: int, packed: Sequence[bytes]) -> list[bytes]:
+    reader = hiredis.Reader()
+    reader.feed(b"".join((b"*%d\r\n" % number, *packed)))
+    found: list[bytes] = reader.gets()
+    return found
 
 
 def _by_stream(reply: Any, *, parsed: bool) -> dict[str, list[Entry]]:

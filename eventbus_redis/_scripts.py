@@ -17,19 +17,19 @@ class Script:
     sha: str
 
 
-def _load(name: str) -> Script:
+def _load(name: str, *, common: bool = True) -> Script:
     folder = files("eventbus_redis").joinpath("lua")
     body = folder.joinpath(f"{name}.lua").read_text("utf-8")
-    common = folder.joinpath("common.lua").read_text("utf-8")
+    head = folder.joinpath("common.lua").read_text("utf-8") if common else ""
     if body.startswith("#!"):  # the line of flags must stay the first
         flags, _, body = body.partition("\n")
-        text = f"{flags}\n{common}\n{body}"
+        text = f"{flags}\n{head}\n{body}"
     else:
-        text = f"{common}\n{body}"
+        text = f"{head}\n{body}"
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-PUBLISH: Final = _load("publish")
+PUBLISH: Final = _load("publish", common=False)  # sent as text, see Line
 SUBSCRIBE: Final = _load("subscribe")
 UNSUBSCRIBE: Final = _load("unsubscribe")
 MOVE: Final = _load("move")
@@ -44,7 +44,6 @@ SWEEP: Final = _load("sweep")
 STATS: Final = _load("stats")
 LETTERS_CLAIM: Final = _load("letters_claim")
 LETTERS_SETTLE: Final = _load("letters_settle")
-LETTERS_SKIM: Final = _load("letters_skim")
 LETTERS_GET: Final = _load("letters_get")
 LETTERS_MOVE: Final = _load("letters_move")
 LETTERS_REMOVE: Final = _load("letters_remove")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from eventbus import headers
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from eventbus_redis.adapter import RedisAdapter
 
 RESTORE_AT_ONCE: Final = 200
+FEW: Final = 25
+PAGE_BYTES: Final = 8 * 1024 * 1024
 _ADDRESS: Final = re.compile(r"\d{1,15}-\d{1,20}")
+_REDRIVEN: Final = re.compile(rb'"%b":(\d{1,16})[,}]' % headers.REDRIVEN_COUNT.encode())
+"""A quote inside of a text is escaped: this is found in a story only where it is a key."""
 
 
 class RedisParking(Parking):
@@ -29,31 +33,32 @@ class RedisParking(Parking):
         self._adapter = adapter
         self._name = (service, prefix)
         self._keys = adapter.options.names.of_service(service, prefix)
-        self._stories: dict[str, fields.Story] = {}
-        self._before: dict[str, fields.Story] = {}
 
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """In the order of parking."""
-        await self._check()
-        entries = await self._adapter.client.entries(self._keys.dlq, _start(cursor), limit + 1)
-        letters = [_letter(entry) for entry in entries[:limit]]
-        return Page(letters, letters[-1].address if len(entries) > limit else None)
+        return await self._page(cursor, limit, _letter)
 
     async def skim(self, cursor: str | None, limit: int) -> Page:
-        """Without the bodies. The stories of two pages are kept: a re-drive need not ask for them again."""
+        """With no more of each letter read than moving it takes."""
+        # By a plain XRANGE: a script that picks out what is wanted here takes the server longer than sending all of it.
+        return await self._page(cursor, limit, _glimpsed)
+
+    async def _page(self, cursor: str | None, limit: int, read: Callable[[Entry], Parked]) -> Page:
+        """Large letters make a short page: the first few tell how many more there can be."""
         await self._check()
-        found = await self._adapter.client.run(_scripts.LETTERS_SKIM, (self._keys.dlq,), (_start(cursor), limit + 1))
-        if found is None:
-            return await self.browse(cursor, limit)
+        start, number = _start(cursor), min(FEW, limit + 1)
         letters: list[Parked] = []
-        stories: dict[str, fields.Story] = {}
-        for id, event_id, text in zip(found[: 3 * limit : 3], found[1::3], found[2::3], strict=False):
-            address, story = id.decode(), fields.from_json(text)
-            times = headers.number(story.get(headers.REDRIVEN_COUNT))
-            letters.append(standing(address, event_id.decode("utf-8", "replace"), times))
-            stories[address] = story
-        self._before, self._stories = self._stories, stories
-        return Page(letters, letters[-1].address if len(found) > 3 * limit else None)
+        size = 0
+        while number > 0:
+            entries = await self._adapter.client.entries(self._keys.dlq, start, number)
+            size += sum([len(part) for _, entry in entries for part in entry])
+            letters += map(read, entries)
+            if len(entries) < number:
+                break
+            start = f"({letters[-1].address}"
+            number = min(limit + 1 - len(letters), (PAGE_BYTES - size) * len(letters) // max(1, size))
+        more = len(letters) > limit or number <= 0
+        return Page(letters[:limit], letters[:limit][-1].address if more else None)
 
     async def find(self, event_id: str) -> list[Parked]:
         """By the index of event ids."""
@@ -68,31 +73,25 @@ class RedisParking(Parking):
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
         """Back to the service's own stream (or its retry road) and out of here, in one step."""
         await self._check()
-        known = [letter for letter in letters if _ADDRESS.fullmatch(letter.address)]
-        # A letter's story never changes where it stands, so it can be read first and written later.
-        stories = {**self._before, **self._stories}
-        unknown = [letter.address for letter in known if letter.body is not None or letter.address not in stories]
-        entries = {entry[0].decode(): entry for entry in await self._get(unknown)}
+        edited = [x.address for x in letters if x.body is not None and _ADDRESS.fullmatch(x.address)]
+        entries = {entry[0].decode(): entry[1] for entry in await self._get(edited)}
+        changes: dict[int, tuple[int, bytes]] = {}  # many letters share one delta: it is written down once
         arguments: list[Argument] = []
         order: list[int] = []
-        for place, letter in enumerate(letters):
-            entry, body = entries.get(letter.address), b""
-            if entry is not None:
-                _, story, _, _ = fields.decode(*entry, BodyMapping())
-                if letter.body is not None:
-                    body = fields.with_body(entry[1], letter.body)
-            elif letter.body is None and letter.address in stories:
-                story = stories[letter.address]
-            else:
+        for place, (address, delta, body, delay) in enumerate(letters):
+            if not _ADDRESS.fullmatch(address) or (body is not None and address not in entries):
                 continue
-            arguments += (letter.address, fields.to_json(headers.merge(story, letter.headers)))
-            arguments += (round(letter.delay * 1000), int(letter.body is not None), body)
+            if id(delta) not in changes:
+                changes[id(delta)] = len(changes) + 1, fields.to_json(delta)
+            arguments += (address, changes[id(delta)][0], round(delay * 1000))
+            arguments += (0, b"") if body is None else (1, fields.with_body(entries[address], body))
             order.append(place)
         gone: list[int] = []
         if order:
             k = self._keys
             keys = (k.queue, k.retry, k.payload, *k.letters)
-            gone = await self._adapter.client.run(_scripts.LETTERS_MOVE, keys, arguments)
+            head: list[Argument] = [len(changes), *(text for _, text in changes.values())]
+            gone = await self._adapter.client.run(_scripts.LETTERS_MOVE, keys, head + arguments)
         return _answers(len(letters), order, gone)
 
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
@@ -158,6 +157,18 @@ def _start(cursor: str | None) -> str:
     if cursor and not _ADDRESS.fullmatch(cursor):
         raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
     return f"({cursor}" if cursor else "-"
+
+
+def _glimpsed(entry: Entry) -> Parked:
+    id, found = entry
+    try:
+        # From the end: that is where a letter has what was added when it was parked.
+        at = found.index(fields.EVENT_ID, max(0, len(found) - 4))
+        story = found[found.index(fields.STORY, max(0, len(found) - 8)) + 1]
+    except ValueError:  # somebody added it by hand: it has to be read as a whole
+        return _letter(entry)
+    times = _REDRIVEN.search(story)
+    return standing(id.decode(), found[at + 1].decode("utf-8", "replace"), int(times[1]) if times else 0)
 
 
 def _letter(entry: Entry) -> Parked:

@@ -7,13 +7,13 @@ import base64
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import IO, Any, Final, Literal
 from urllib.parse import quote
 
 from eventbus import letterlines
 from eventbus.canary import Canary
 from eventbus.cli.api import Api, admin_api
+from eventbus.cli.exits import UsageError
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import UnknownLetter
 from eventbus.filters import Filter
@@ -267,7 +267,7 @@ class RemoteLetters(DeadLetters):
 
     def _read(self, row: dict[str, Any]) -> DeadLetter:
         parked = letterlines.load(json.dumps(row))
-        return DeadLetter.read(replace(parked, address=row["address"]), self.service)
+        return DeadLetter.read(parked._replace(address=row["address"]), self.service)
 
     async def _get(self, path: str, query: Mapping[str, object]) -> Any:
         return await self._api.get(f"{self._path}/{path}", query)

@@ -1,5 +1,6 @@
 -- Put before every other script: time, ids, copies, letters.
-local STORY, ORIGIN, EVENT_ID, FACETS = 'x-eventbus', 'x-stream-id', 'x-event-id', 'x-facets'
+local STORY, CHANGES, ORIGIN = 'x-eventbus', 'x-redrive', 'x-stream-id'
+local EVENT_ID, FACETS = 'x-event-id', 'x-facets'
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -66,22 +67,22 @@ local function all_mine(key, group, consumer, ids, first, last)
   return mine
 end
 
--- A copy of an entry's fields with another story. The id it came in by is kept: it is the id of a foreign
--- message, and when the broker took it.
+-- A copy of an entry's fields with another story, or with its own (nil). The id it came in by is kept: it is the id of
+-- a foreign message, and when the broker took it.
 local function copy_of(fields, id, story, event_id, facets)
   local copy, origin = {}, id
   for i = 1, #fields, 2 do
     local name = fields[i]
     if name == ORIGIN then
       origin = fields[i + 1]
-    elseif name ~= STORY and name ~= EVENT_ID and name ~= FACETS then
+    elseif name ~= EVENT_ID and name ~= FACETS and (story == nil or (name ~= STORY and name ~= CHANGES)) then
       copy[#copy + 1] = name
       copy[#copy + 1] = fields[i + 1]
     end
   end
   copy[#copy + 1] = ORIGIN
   copy[#copy + 1] = origin
-  if story ~= '' then
+  if story and story ~= '' then
     copy[#copy + 1] = STORY
     copy[#copy + 1] = story
   end
@@ -99,8 +100,9 @@ local function delay(retry, payload, member, delay, copy)
   redis.call('ZADD', retry, due_ms(delay), member)
 end
 
+-- From the end: what is asked for was added last.
 local function field_of(fields, name)
-  for i = 1, #fields, 2 do
+  for i = #fields - 1, 1, -2 do
     if fields[i] == name then return fields[i + 1] end
   end
   return nil
@@ -133,6 +135,25 @@ local function discount_facets(tally, letters)
   end
 end
 
+-- Take letters, which stand in a row from `from` on and have these ids, out of the index of event ids.
+local function unlist(ids, letters, from, gone)
+  local names = {}
+  for i = 1, #gone do names[i] = field_of(letters[from + i - 1][2], EVENT_ID) or '' end
+  local alone = {}
+  for i, standing in ipairs(redis.call('HMGET', ids, unpack(names))) do
+    if standing == gone[i] then alone[#alone + 1] = names[i]
+    elseif standing then
+      local left = {}
+      for other in string.gmatch(redis.call('HGET', ids, names[i]) or '', '%S+') do
+        if other ~= gone[i] then left[#left + 1] = other end
+      end
+      if #left == 0 then redis.call('HDEL', ids, names[i])
+      else redis.call('HSET', ids, names[i], table.concat(left, ' ')) end
+    end
+  end
+  if #alone > 0 then redis.call('HDEL', ids, unpack(alone)) end
+end
+
 -- Take letters out of the dead letters and out of their indexes. XDEL comes first: with a full memory it is allowed,
 -- and after it so is the rest. KEYS[first]: dlq, ids, waiting, owners, the tallies.
 local function remove_letters(first, letters)
@@ -143,19 +164,7 @@ local function remove_letters(first, letters)
     redis.call('XDEL', dlq, unpack(gone))
     redis.call('ZREM', waiting, unpack(gone))
     redis.call('HDEL', owners, unpack(gone))
+    unlist(ids, letters, from, gone)
   end
   discount_facets(first + 4, letters)
-  for _, entry in ipairs(letters) do
-    local id, event_id = entry[1], field_of(entry[2], EVENT_ID)
-    local standing = event_id and redis.call('HGET', ids, event_id)
-    if standing == id then redis.call('HDEL', ids, event_id)
-    elseif standing then
-      local left = {}
-      for other in string.gmatch(standing, '%S+') do
-        if other ~= id then left[#left + 1] = other end
-      end
-      if #left == 0 then redis.call('HDEL', ids, event_id)
-      else redis.call('HSET', ids, event_id, table.concat(left, ' ')) end
-    end
-  end
 end

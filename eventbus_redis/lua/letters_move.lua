@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- KEYS queue, retry, payload, dlq, ids, waiting, owners, tallies. ARGV per letter: id, story, delay ms, 1 if a body is given,
--- body. Back to the service's own stream, or to the retry road, and out of the dead letters in one step.
+-- KEYS queue, retry, payload, dlq, ids, waiting, owners, tallies. ARGV: number of different changes, and they; then per
+-- letter: id, which changes of its story, delay ms, 1 if a body is given, body. Back to the service's own stream, or to the
+-- retry road, and out of the dead letters in one step. The changes travel beside the story, which is not read here.
 -- Answers the positions of those that no longer stood there.
 local BODIES = {'data', 'body', 'payload', 'message', '__data__'}
 
@@ -17,15 +18,23 @@ local function set_body(copy, body)
   copy[#copy + 1] = body
 end
 
+-- Letters are mostly moved in a row: one call for all of them; those that are not are looked for one by one.
+local first = ARGV[1] + 2
+local found = {}
+for _, entry in ipairs(redis.call('XRANGE', KEYS[4], ARGV[first], ARGV[#ARGV - 4], 'COUNT', (#ARGV - first + 1) / 5)) do
+  found[entry[1]] = entry
+end
 local gone, taken, seen = {}, {}, {}
-for at = 1, #ARGV, 5 do
+for at = first, #ARGV, 5 do
   local id, wait = ARGV[at], tonumber(ARGV[at + 2])
-  local entry = not seen[id] and redis.call('XRANGE', KEYS[4], id, id)[1]
+  local entry = not seen[id] and (found[id] or redis.call('XRANGE', KEYS[4], id, id)[1])
   seen[id] = true
   if not entry then
-    gone[#gone + 1] = (at + 4) / 5
+    gone[#gone + 1] = (at - first + 5) / 5
   else
-    local copy = copy_of(entry[2], id, ARGV[at + 1])
+    local copy = copy_of(entry[2], id)
+    copy[#copy + 1] = CHANGES
+    copy[#copy + 1] = ARGV[1 + ARGV[at + 1]]
     if ARGV[at + 3] == '1' then
       set_body(copy, ARGV[at + 4])
     end

@@ -6,6 +6,7 @@ import inspect
 import json
 from datetime import datetime, timedelta, timezone
 
+import hiredis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,15 +37,37 @@ def test_whatever_is_published_arrives(
     """Every attribute, header and byte survives the way into fields and back."""
     headers.pop("processAfterDelayMs", None)
     event = Event("a.b", body, key=key, tenant=tenant, headers=headers, process_after=after, extensions={"x": "y"})
-    found, story, problem, taken = fields.decode(ID, fields.encode(event), BodyMapping())
+    written = fields.encode(event)
+    found, story, problem, taken = fields.decode(ID, written, BodyMapping())
     assert found == event
+    assert unpacked(event) == written
     assert (story, problem, taken) == ({}, "", 1700000000.0)
 
 
-def test_what_is_no_unicode_is_refused() -> None:
+def unpacked(event: Event) -> list[bytes]:
+    """What Redis makes of a packed event: its fields, without their number."""
+    number, packed = fields.pack(event)
+    reader = hiredis.Reader()
+    reader.feed(b"*%d\r\n%b" % (number, packed))
+    count, *found = reader.gets()
+    assert (int(count), number) == (len(found), len(found) + 1)
+    return found
+
+
+@given(data=st.none() | PLAIN | st.binary(), id=PLAIN.filter(bool), source=PLAIN)
+def test_a_plain_event_is_packed_as_it_is_written(data: object, id: str, source: str) -> None:
+    """The short way for what nearly every event looks like says the same as the long one."""
+    event = Event("order.created", data, id=id, source=source)
+    assert unpacked(event) == fields.encode(event)
+
+
+@pytest.mark.parametrize("wrong", [{"key": "\ud800"}, {"source": "\ud800"}])
+def test_what_is_no_unicode_is_refused(wrong: dict[str, object]) -> None:
     """A lone surrogate has no UTF-8."""
-    with pytest.raises(InvalidEvent):
-        fields.encode(Event("a", key="\ud800"))
+    event = Event("a", {"n": 1}).rewritten(**wrong)
+    for write in (fields.encode, fields.pack):
+        with pytest.raises(InvalidEvent):
+            write(event)
 
 
 @pytest.mark.parametrize(

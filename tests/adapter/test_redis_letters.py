@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from eventbus import Event, Service, headers
 from eventbus.adapter import Redrive, Subscription
 from eventbus.errors import ConfigError, UnknownService
+from eventbus.parking import DeadLetters
 from eventbus.policy import DEFAULT_POLICY, decide
 from eventbus.settlement import ACK, RELEASE, Park, Requeue
 from eventbus.status import park
@@ -95,6 +96,48 @@ async def test_letters_are_skimmed_and_put_back_unread(sub: Subscription, client
         await client.xadd(adapter.options.names.of_service(sub.service, sub.prefix).dlq, {"data": "by hand"})
         (letter,) = (await box.skim(None, 3)).letters
         assert letter.event.body == b"by hand"
+    finally:
+        await adapter.aclose()
+
+
+async def test_large_letters_make_short_pages(sub: Subscription) -> None:
+    """No more of them in memory than a few megabytes; every letter is on one page, and all can be put back."""
+    adapter = await opened()
+    try:
+        await park_all(adapter, sub, [Event("a", b"x" * 400_000, id=f"e{n}") for n in range(60)])
+        box = adapter.parking(sub.service, sub.prefix)
+        for look in (box.browse, box.skim):
+            pages, cursor = list[list[str]](), None
+            while not pages or cursor is not None:
+                page = await look(cursor, 50)
+                pages.append([letter.event.id for letter in page.letters])
+                cursor = page.next
+            assert [id for page_ids in pages for id in page_ids] == [f"e{n}" for n in range(60)]
+            assert all(len(page_ids) <= 25 for page_ids in pages)
+        report = await DeadLetters(box, sub.service).redrive()
+        assert (report.done, await box.depth()) == (60, 0)
+    finally:
+        await adapter.aclose()
+
+
+async def test_a_letter_that_was_put_back_carries_its_story_and_what_was_changed_in_it(sub: Subscription) -> None:
+    """The changes travel beside the story; the next letter made of it has one story again, which counts on."""
+    adapter = await opened()
+    try:
+        await park_all(adapter, sub, [Event("a", id="e1")])
+        box = adapter.parking(sub.service, sub.prefix)
+        (before,) = (await box.browse(None, 1)).letters
+        for times in (1, 2):
+            assert (await DeadLetters(box, sub.service).redrive(by="ana")).done == 1
+            async with adapter.consume(sub) as consumer:
+                (delivery,) = await take(consumer, 1)
+                assert await consumer.settle([(delivery, decide(park("no"), delivery, DEFAULT_POLICY))]) == ["done"]
+            (letter,) = (await box.browse(None, 1)).letters
+            assert letter.headers[headers.REDRIVEN_COUNT] == times
+            assert letter.headers[headers.REDRIVEN_BY] == "ana"
+            assert letter.headers.keys() >= before.headers.keys()
+            (skimmed,) = (await box.skim(None, 1)).letters
+            assert skimmed.headers[headers.REDRIVEN_COUNT] == times
     finally:
         await adapter.aclose()
 

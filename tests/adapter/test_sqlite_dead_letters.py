@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +102,7 @@ async def test_letters_are_skimmed_as_they_are_browsed(tmp_path: Path, monkeypat
         box = adapter.parking("wms-stock", "wms")
         await park(adapter, *[Event("n", b"x" * 30_000) for _ in range(10)])
         (first, *_) = (await box.browse(None, 1)).letters
-        await box.restore([replace(first, headers={**first.headers, headers.REDRIVEN_COUNT: 3})])
+        await box.restore([first._replace(headers={**first.headers, headers.REDRIVEN_COUNT: 3})])
         seen, cursor = [], None
         while True:
             page = await box.skim(cursor, 10)
