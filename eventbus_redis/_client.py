@@ -281,6 +281,9 @@ class Line:
             # A lock lets in first who came first: answers are read in the order in which their calls were written.
             async with trip.reading, asyncio.timeout(self._client.options.timeout):
                 return await trip.read()
+        except asyncio.CancelledError:
+            trip.broken = True  # our answer is still to come, and would be taken for the next one's
+            raise
         finally:
             await self._leave(trip)
 
@@ -302,6 +305,8 @@ class Line:
         if not trip.under_way:
             if self._trip is trip:
                 self._trip = None
+            if trip.broken:
+                await trip.connection.disconnect(nowait=True)
             await trip.pool.release(trip.connection)
 
 
@@ -327,7 +332,6 @@ class _Trip:
             raise  # that is an answer
         except BaseException:
             self.broken = True
-            await self.connection.disconnect(nowait=True)
             raise
 
 

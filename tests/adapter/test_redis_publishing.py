@@ -66,6 +66,24 @@ async def test_after_a_lost_connection_no_call_gets_the_answer_of_another() -> N
         await adapter.aclose()
 
 
+async def test_the_answer_to_a_call_that_was_called_off_is_nobody_elses() -> None:
+    """Called off while it waits for its turn to read: those behind it are of unknown fate, later ones are served."""
+    adapter = RedisAdapter.from_url(redis.shared_url(), {})
+    await adapter.open()
+    try:
+        line = adapter.client.line()
+        first = asyncio.ensure_future(line.call(("BLPOP", f"nothing-{secrets.token_hex(4)}", 0.2), 0, []))
+        second, third = [asyncio.ensure_future(echo(line, n)) for n in (2, 3)]
+        await asyncio.wait([first], timeout=0.05)
+        second.cancel()
+        assert await first is None
+        with pytest.raises(FateUnknown):
+            await third
+        assert await echo(line, 4) == b"4"
+    finally:
+        await adapter.aclose()
+
+
 async def echo(line: Line, number: int) -> object:
     text = b"%d" % number
     return await line.call(("ECHO",), 1, [b"$%d\r\n%b\r\n" % (len(text), text)])
