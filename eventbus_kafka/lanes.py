@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from eventbus import headers
-from eventbus.settlement import Delivery
+from eventbus.settlement import Delivery, HeaderDelta
 from eventbus_kafka import offsets
-from eventbus_kafka.offsets import Ledger, Legacy, Note
+from eventbus_kafka.offsets import Ledger, Legacy, NoRoom, Note, noted
 from eventbus_kafka.records import Record
 
 SMALLEST_LEAD: Final = 16
@@ -31,7 +31,7 @@ class Lane:
 
     __slots__ = (
         "_bytes", "_given", "_legacy", "_legacy_end", "buffer", "dirty", "fenced", "full_since", "held", "lead",
-        "ledger", "limit", "marked", "notes", "paused", "tier", "tp", "wanting",
+        "ledger", "limit", "marked", "notes", "paused", "said", "tier", "tp", "wanting", "words",
     )  # fmt: skip
 
     def __init__(self, tp: tuple[str, int], start: int, legacy: Legacy, *, tier: int | None, limit: int) -> None:
@@ -42,6 +42,8 @@ class Lane:
         self.buffer: deque[Record] = deque()
         self.held: dict[int, Delivery] = {}
         self.notes: dict[int, Note] = {offset: dict(note) for offset, note in legacy.notes.items()}
+        self.words = self.said = 0
+        """How many notes were taken, and how many of those stand in a commit."""
         self._legacy, self._legacy_end = legacy, legacy.end
         self.marked = start
         """Up to here, a commit says, messages may have been started."""
@@ -114,6 +116,14 @@ class Lane:
     def is_suspect(self, offset: int) -> bool:
         """Whether the one who had the partition before us may have started it."""
         return offset < self._legacy_end and offsets.contains(self._legacy.suspects, offset)
+
+    def note(self, offset: int, delta: HeaderDelta) -> None:
+        """Say this of a message with every commit from now on. Raises NoRoom, and then nothing has changed."""
+        notes = {**self.notes, offset: noted(self.notes.get(offset), delta)}
+        if not offsets.fit(notes, self.ledger.commit):
+            raise NoRoom(f"{self.tp[0]}/{self.tp[1]}: a commit has no room for {len(notes)} notes")
+        self.notes = notes
+        self.words += 1
 
     def finish(self, offset: int) -> None:
         """It is done with: acknowledged, or its copy stands elsewhere."""

@@ -27,7 +27,7 @@ from eventbus_kafka._client import TP, GroupConsumer, Moving
 from eventbus_kafka._errors import Fenced
 from eventbus_kafka.lanes import Lane, receipt_of
 from eventbus_kafka.names import Names
-from eventbus_kafka.offsets import NoRoom, decode, noted
+from eventbus_kafka.offsets import NoRoom, decode
 from eventbus_kafka.records import Record
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class LogConsumer(Consumer, Moving):
         self._order: list[Lane] = []
         self._todo: Sequence[TP] | None = None
         self._moving = True
+        self._entitled = False
+        """Whether to commit: not from the end of `revoked` until the partitions are taken over."""
         self._dropped: set[TP] = set()
         self._epoch = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,6 +75,7 @@ class LogConsumer(Consumer, Moving):
         self._committing = asyncio.Lock()
         self._leaving = asyncio.Lock()
         self._failure: BrokerError | None = None
+        self._bug: BaseException | None = None
         self._woken = self._closed = False
         self._next_look = self._next_pass = 0.0
 
@@ -87,6 +90,8 @@ class LogConsumer(Consumer, Moving):
             loop.create_task(self._fetch(), name=f"eventbus kafka fetch {self._group}"),
             loop.create_task(self._commit_regularly(), name=f"eventbus kafka commit {self._group}"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._on_end)
         self._adapter.opened(self)
         return self
 
@@ -118,6 +123,12 @@ class LogConsumer(Consumer, Moving):
             await asyncio.wait(self._tasks, timeout=5.0)
             for task in self._tasks:
                 task.cancel()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Without one of its coroutines a consumer would look well and give out nothing: say so."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._bug = error
+            self._arrived.set()
 
     def wake(self) -> None:
         """Make a waiting receive return."""
@@ -222,7 +233,7 @@ class LogConsumer(Consumer, Moving):
 
     async def _rejoin(self) -> None:
         """The member is of no use any more: begin anew."""
-        self._moving = True
+        self._moving, self._entitled = True, False
         self._call_back()
         old, self._member = self._member, None
         if old is not None:
@@ -289,6 +300,7 @@ class LogConsumer(Consumer, Moving):
         for lane in self._order:
             lane.paused, lane.dirty = False, True
         self._moving, self._todo = False, None
+        self._entitled = True
         self._settled_down.set()
         self._commit_soon.set()
 
@@ -298,6 +310,9 @@ class LogConsumer(Consumer, Moving):
         self._moving, self._todo = True, None
         self._told.clear()
         await self._stand_still(self._adapter.options.drain)
+        # From here on a commit would queue behind the request to join, be judged by the generation after it, and make
+        # the group move again. And what others said of these partitions meanwhile must not be written over.
+        self._entitled = False
 
     async def _stand_still(self, drain: float) -> None:
         """Give out no more, let the worker drop what it has not started, wait for what runs, commit.
@@ -349,6 +364,8 @@ class LogConsumer(Consumer, Moving):
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:
+            if self._bug is not None:
+                raise self._bug
             if self._failure is not None:
                 error, self._failure = self._failure, None
                 raise error
@@ -447,9 +464,12 @@ class LogConsumer(Consumer, Moving):
     async def _commit(self, lanes: Sequence[Lane], *, held: bool = True, ahead: bool = True) -> None:
         member = self._member
         lanes = [lane for lane in lanes if not lane.fenced]
-        if not lanes or member is None:
+        if not lanes:
             return
+        if member is None or not self._entitled:
+            raise BrokerUnavailable(f"{self._group} is rebalancing")
         marks: dict[Lane, int] = {}
+        words = [lane.words for lane in lanes]
         offsets: dict[TP, tuple[int, str]] = {}
         for lane in lanes:
             lane.dirty = False
@@ -463,8 +483,8 @@ class LogConsumer(Consumer, Moving):
                 lane.dirty = True
             raise
         failpoint("kafka.commit.after")
-        for lane, mark in marks.items():
-            lane.marked = mark
+        for lane, word in zip(lanes, words, strict=True):
+            lane.marked, lane.said = marks[lane], word
         self._arrived.set()
 
     async def note(self, delivery: Delivery, delta: HeaderDelta) -> bool:
@@ -472,20 +492,17 @@ class LogConsumer(Consumer, Moving):
         lane, record = receipt_of(delivery)
         if not self._mine(delivery):
             return False
-        before = lane.notes.get(record.offset)
-        lane.notes[record.offset] = noted(before, delta)
         try:
+            lane.note(record.offset, delta)
+            word = lane.words
             async with self._committing:
-                if self._mine(delivery):
-                    await self._commit([lane])
+                # Notes that were taken while others were being committed go together with the next commit.
+                if lane.said < word and self._mine(delivery):
+                    await self._commit([other for other in self.lanes.values() if other.said < other.words])
         except Fenced as error:
             raise BrokerUnavailable(str(error)) from error  # it is seen later whether the message is still ours
         except NoRoom as error:
-            if before is None:
-                lane.notes.pop(record.offset, None)
-            else:
-                lane.notes[record.offset] = before
-            raise BrokerError(f"{self._group}: {error}") from error
+            raise BrokerError(str(error)) from error
         return self._mine(delivery)
 
     def _fields(self) -> dict[str, object]:

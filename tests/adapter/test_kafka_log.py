@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -23,8 +23,11 @@ from eventbus import (
     UnknownService,
 )
 from eventbus.errors import BrokerUnavailable
+from eventbus.settlement import ACK
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter
+from eventbus_kafka._client import TP
+from eventbus_kafka.log import LogConsumer
 from tests.brokers.kafka import shared_url
 
 SMALL = {"partitions": 1, "retry_partitions": 1, "dlq_partitions": 1, "session_timeout": "3s"}
@@ -314,6 +317,97 @@ async def test_attempts_of_in_place_retries_survive_in_the_commit(place: Place) 
             await eventually(lambda: calls and calls[-1] == 5, "it went on")
             await drained(bus, service)
     assert calls == [3, 4, 5]
+
+
+async def test_more_notes_than_a_commit_has_room_for_do_not_stop_the_commits(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds fail while a commit is under way: some are told that there is no room, and the next commit goes."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(300)])
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            assert isinstance(consumer, LogConsumer)
+            held: list[Delivery] = []
+            while len(held) < 300:
+                held += await consumer.receive(300, 1.0)
+            slow, go_on = consumer._member.commit, asyncio.Event()  # type: ignore[union-attr]
+
+            async def stalled(offsets: Mapping[TP, tuple[int, str]]) -> None:
+                await go_on.wait()
+                await slow(offsets)
+
+            monkeypatch.setattr(consumer._member, "commit", stalled)
+            notes = [asyncio.create_task(consumer.note(held[0], {"x-retries": 1}))]
+            await eventually(consumer._committing.locked, "a commit is under way")
+            await consumer.settle([(held.pop(), ACK)])
+            await asyncio.sleep(bus.adapter.options.commit_interval * 1.5)  # type: ignore[attr-defined]
+            told = {"x-retries": 1, "x-due-at": 1794995337127}
+            notes += [asyncio.create_task(consumer.note(delivery, told)) for delivery in held]
+            await asyncio.sleep(0)
+            go_on.set()
+            answers = await asyncio.gather(*notes, return_exceptions=True)
+            assert {type(answer) for answer in answers} == {bool, BrokerError}
+            await consumer.settle([(delivery, ACK) for delivery in held])
+
+            async def committed() -> bool:
+                assert isinstance(bus.adapter, KafkaAdapter)
+                found = await bus.adapter.client.committed(f"{place.prefix}.{service.name}")
+                return found[f"{place.prefix}.main", 0][0] == 300
+
+            await eventually(committed, "all are committed")
+
+
+async def test_a_note_while_the_group_moves_does_not_make_it_move_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit behind the request to join would be judged by the next generation, and end the membership."""
+    service = place.service()
+    sub = service.subscription()
+    moves: list[str] = []
+    async with place.bus(partitions=2, drain="0.1s") as hasty, place.bus(partitions=2) as patient:
+        await hasty.provision(service)
+        await hasty.publish_many([Event("a", n, key=f"k{n}") for n in range(20)])
+        async with patient.adapter.consume(sub) as slow, hasty.adapter.consume(sub) as quick:
+            assert isinstance(quick, LogConsumer)
+
+            def settled() -> bool:
+                return not quick._moving and sum(topic == f"{place.prefix}.main" for topic, _ in quick.lanes) == 1
+
+            await eventually(settled, "each has a partition")
+            (kept,), (running_on,) = await _receive(slow), await _receive(quick)
+            revoked = quick.revoked
+
+            async def counted() -> None:
+                await revoked()
+                moves.append("revoked")
+
+            monkeypatch.setattr(quick, "revoked", counted)
+            async with hasty.adapter.consume(sub):
+                await eventually(lambda: moves, "one joins again, and waits for the other")
+                noting = asyncio.create_task(quick.note(running_on, {"x-retries": 1}))
+                await asyncio.sleep(0)
+                await slow.settle([(kept, ACK)])
+                with pytest.raises(BrokerUnavailable):
+                    await noting
+                await eventually(lambda: not quick._moving, "the group has settled down")
+                assert moves == ["revoked"]
+
+
+async def test_a_consumer_whose_coroutine_ends_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug of ours must not look like an empty queue."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            await bus.publish("a")
+            (delivery,) = await _receive(consumer)
+            with monkeypatch.context() as broken:
+                broken.setattr(consumer, "_commit", lambda *_: 1 / 0)
+                await consumer.settle([(delivery, ACK)])
+                with pytest.raises(ZeroDivisionError):
+                    await consumer.receive(1, 10.0)
 
 
 async def _receive(consumer: object) -> list[Delivery]:
