@@ -3,7 +3,7 @@
 Found by trying (aiokafka 0.14, Kafka 4.1): calls that ask for offsets wait behind a consumer's own long poll, so they
 go through a consumer that fetches nothing; `commit` and `stop` retry without end while the broker is down, so they are
 abandoned at their deadline; a batch that expired leaves a hole in the idempotent producer's sequence, so the producer
-is made anew after a failure.
+is made anew after a failure; asking for topics makes those that are missing, so every client is told not to.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Final, TypeAlias, TypeVar
 
+import aiokafka.client
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka import errors as kafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
@@ -69,6 +72,7 @@ class Client:
             return
         timeout = self.options.connect_timeout
         admin = AIOKafkaAdminClient(**self.parameters())
+        _make_no_topics(admin._client)
         reader = AIOKafkaConsumer(
             enable_auto_commit=False,
             fetch_max_wait_ms=20,
@@ -76,6 +80,7 @@ class Client:
             isolation_level="read_committed",
             **self.parameters(),
         )
+        _make_no_topics(reader._client)
         try:
             with translated(self.where):
                 await asyncio.wait_for(admin.start(), timeout)
@@ -174,22 +179,22 @@ class Client:
                 text = rest[0] if rest else ""
                 error = kafka.for_code(code)
                 raise translate(error(f"topic {name}: {text or error.__name__}"), self.where)
-        await self._until_known([topic.name for topic in topics])
+        names = [topic.name for topic in topics]
+        await self._until(lambda found: len(found) == len(names), names, "were made, but nobody knows them")
 
-    async def _until_known(self, names: Sequence[str]) -> None:
-        """A new topic is known to every broker a moment after it is made."""
+    async def _until(self, true: Callable[[Mapping[str, int]], bool], names: Sequence[str], problem: str) -> None:
+        """What is made or deleted is known to every broker a moment later."""
         deadline = asyncio.get_running_loop().time() + self.options.timeout
-        while len(await self.describe(names)) < len(names):
+        while not true(await self.describe(names)):
             if asyncio.get_running_loop().time() > deadline:
-                raise BrokerUnavailable(f"{self.where}: {', '.join(names)} were made, but nobody knows them")
+                raise BrokerUnavailable(f"{self.where}: {', '.join(names)} {problem}")
             await asyncio.sleep(0.01)
 
     async def delete(self, topics: Sequence[str]) -> None:
         """Delete topics; one that is not there is no error."""
         if topics:
             await self.call(self._open.delete_topics(list(topics)))
-        for topic in topics:
-            self._partitions.pop(topic, None)
+            await self._until(lambda found: not found, topics, "were deleted, but are still there")
 
     async def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The settings of topics."""
@@ -493,6 +498,7 @@ class Producer:
                 compression_type=None if options.compression == "none" else options.compression,
                 **self._client.parameters(),
             )
+            _make_no_topics(producer.client)
             try:
                 await self._client.call(producer.start(), options.connect_timeout)
             except BaseException:
@@ -533,6 +539,7 @@ class GroupConsumer:
             partition_assignment_strategy=(RangePartitionAssignor,),
             **client.parameters(),
         )
+        _make_no_topics(self._consumer._client)
 
     async def start(self, topics: Sequence[str]) -> None:
         """Connect and join."""
@@ -619,6 +626,19 @@ class _DeleteGroups(Request[_DeleteGroupsStruct]):  # type: ignore[misc]
 
     def build(self, request_struct_class: type[_DeleteGroupsStruct]) -> _DeleteGroupsStruct:
         return request_struct_class(self._groups)
+
+
+_ASKING: Final = vars(aiokafka.client) | {"MetadataRequest": partial(MetadataRequest, allow_auto_topic_creation=False)}
+
+
+def _make_no_topics(connections: Any) -> None:
+    """Ask for topics without making them. aiokafka has no option for it: this is its own code with another request.
+
+    Where the broker makes what is asked for (its default), whoever had looked at a service brought it back after it was
+    unsubscribed, with one partition and no settings, at the next look at the metadata.
+    """
+    asking = FunctionType(aiokafka.client.AIOKafkaClient._metadata_update.__code__, _ASKING)
+    connections._metadata_update = MethodType(asking, connections)
 
 
 def _append(batch: Any, record: Outgoing) -> bool:

@@ -107,8 +107,10 @@ class LogConsumer(Consumer, Moving):
         self._told.set()
         self.wake()
         self._adapter.closed(self)
+        for task in self._tasks:
+            task.cancel()  # a poll may be cancelled now: there is none after it
         if self._tasks:
-            self._tasks[1].cancel()
+            await asyncio.wait(self._tasks, timeout=5.0)
         try:
             async with self._committing:
                 await self._commit(list(self.lanes.values()), ahead=False)
@@ -119,10 +121,6 @@ class LogConsumer(Consumer, Moving):
         self.lanes.clear()
         if self._member is not None:
             await self._member.stop()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5.0)
-            for task in self._tasks:
-                task.cancel()
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """Without one of its coroutines a consumer would look well and give out nothing: say so."""
@@ -255,8 +253,8 @@ class LogConsumer(Consumer, Moving):
         wanted = await self._wanted_topics()
         if wanted != self._topics and self._member is not None:
             self._topics = wanted
-            # With the old subscription goes the right to commit for its partitions: aiokafka says "not assigned".
             await self._stand_still(0.0)
+            self._entitled = False  # aiokafka says "not assigned" from here on
             self._member.subscribe(wanted)
 
     def look_for_topics(self) -> None:
@@ -330,6 +328,8 @@ class LogConsumer(Consumer, Moving):
                 self._settled.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._settled.wait(), until - loop.time())
+            if not self._entitled:
+                return
             try:
                 async with self._committing:
                     await self._commit(list(self.lanes.values()), held=False, ahead=False)
@@ -441,7 +441,7 @@ class LogConsumer(Consumer, Moving):
 
     async def _commit_regularly(self) -> None:
         interval = self._adapter.options.commit_interval
-        while True:
+        while not self._closed:  # a cancellation may be lost: Python 3.11's wait_for drops one that meets the event
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._commit_soon.wait(), interval)
             self._commit_soon.clear()

@@ -97,16 +97,17 @@ async def test_strange_records_are_retried_and_parked_to_the_byte(place: Place) 
         await place.produce((None, None, odd), (b"\xff", b"{}", []), (b"k", b"", odd))
         async with running(bus, service):
 
-            async def parked() -> bool:
+            async def all_parked() -> bool:
                 return await bus.dead_letters(service).count() == 3
 
-            await eventually(parked, "all three were parked")
+            await eventually(all_parked, "all three were parked")
         letters = (await bus.dead_letters(service).browse()).letters
     assert len(seen) == 6
     assert {letter.retries for letter in letters} == {1}
     assert sorted(letter.id for letter in letters) == [f"{place.prefix}.main/0/{n}" for n in range(3)]
-    for topic in (f"{place.prefix}.retry.{service.name}.100", f"{place.prefix}.dlq.{service.name}"):
-        found = {record.key: record for record in await place.read(topic)}  # type: ignore[attr-defined]
+    retry, parked = f"{place.prefix}.retry.{service.name}", f"{place.prefix}.dlq.{service.name}"
+    for topics in ([f"{retry}.100", f"{retry}.0"], [parked]):  # a retry that is nearly due takes the shorter road
+        found = {record.key: record for topic in topics for record in await place.read(topic)}  # type: ignore[attr-defined]
         assert {key: record.value for key, record in found.items()} == {None: None, b"\xff": b"{}", b"k": b""}
         for key in (None, b"k"):
             kept = [(n, v) for n, v in found[key].headers if not n.startswith("x-")]
@@ -288,6 +289,27 @@ async def test_a_group_with_members_cannot_be_unsubscribed(place: Place) -> None
         await drained(bus, service)
         with pytest.raises(BrokerError, match="cannot be deleted"):
             await bus.unsubscribe(service)
+
+
+async def test_looking_at_a_service_does_not_bring_its_topics_back(place: Place) -> None:
+    """Brokers make topics that are asked for (by default), and one who has asked before asks again and again."""
+    service = place.service()
+    async with place.bus() as looking, place.bus() as leaving:
+        await looking.provision(service)
+        await looking.publish("a")
+        async with looking.adapter.consume(service.subscription()) as consumer:
+            (delivery,) = await _receive(consumer)
+            await consumer.settle([(delivery, ACK)])
+        assert (await looking.stats(service)).ready == 0
+        await leaving.unsubscribe(service)
+        assert isinstance(looking.adapter, KafkaAdapter)
+        client = looking.adapter.client
+        for connections in (client._open._client, client._look._client, client._producer._made.client):
+            connections.add_topic(f"{place.prefix}.dlq.{service.name}")
+            await connections.force_metadata_update()
+        assert [topic for topic in await client.topics() if service.name in topic] == []
+        with pytest.raises(UnknownService):
+            await looking.stats(service)
 
 
 async def test_attempts_of_in_place_retries_survive_in_the_commit(place: Place) -> None:
