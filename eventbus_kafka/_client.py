@@ -43,6 +43,8 @@ FEWEST_TOGETHER: Final = 64
 """Records without a key that go to one partition before the next has its turn."""
 LONG_POLL: Final = 100
 """Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
+FETCHED_TOGETHER: Final = 256 * 1024
+"""Bytes of a partition that come at once; as objects they take several times as much. A larger record comes alone."""
 METADATA_AGE: Final = 10_000
 """Milliseconds until new partitions and leaders are noticed without an error."""
 STOP_TIMEOUT: Final = 10.0
@@ -126,7 +128,8 @@ class Client:
     async def call(self, work: Awaitable[T], timeout: float | None = None) -> T:
         """Wait for a call of the driver, up to its deadline."""
         with translated(self.where):
-            return await asyncio.wait_for(work, timeout or self.options.timeout)
+            async with asyncio.timeout(timeout or self.options.timeout):
+                return await work
 
     # --- topics ----------------------------------------------------------------------------------------------
 
@@ -255,8 +258,7 @@ class Client:
         deadline = asyncio.get_running_loop().time() + self.options.timeout
         while True:
             try:
-                with translated(self.where):
-                    return await asyncio.wait_for(call(), self.options.timeout)
+                return await self.call(call())
             except BrokerUnavailable:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
@@ -531,6 +533,7 @@ class GroupConsumer:
             auto_offset_reset="earliest",
             isolation_level="read_committed",
             fetch_max_wait_ms=LONG_POLL,
+            max_partition_fetch_bytes=FETCHED_TOGETHER,
             session_timeout_ms=round(options.session_timeout * 1000),
             heartbeat_interval_ms=max(50, round(options.session_timeout * 100)),
             max_poll_interval_ms=round(options.session_timeout * 10_000),  # we poll always, whatever handlers do
@@ -561,10 +564,23 @@ class GroupConsumer:
             found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(*some, timeout_ms=round(timeout * 1000))
         return found
 
-    def seek(self, tp: TP, offset: int) -> None:
-        """Fetch from this offset on."""
+    def hold(self, partitions: Iterable[TP]) -> None:
+        """Fetch nothing of these, which were just assigned, until it is known from where on.
+
+        A partition with a position, whatever it is, is one whose commit aiokafka does not ask for: it would ask one by
+        one. And a fetch that began with some of them would keep the others waiting until it has something.
+        """
+        for tp in partitions:
+            self._consumer.pause(TopicPartition(*tp))
+            self._consumer.seek(TopicPartition(*tp), 0)
+
+    def begin(self, offsets: Mapping[TP, int]) -> None:
+        """Fetch all of these, each from its offset on."""
         with translated(self._client.where):
-            self._consumer.seek(TopicPartition(*tp), offset)
+            for tp, offset in offsets.items():
+                self._consumer.seek(TopicPartition(*tp), offset)
+            for tp in offsets:
+                self._consumer.resume(TopicPartition(*tp))
 
     def pause(self, tp: TP) -> None:
         """Fetch no more of this partition for now; what was fetched ahead is fetched again."""

@@ -27,7 +27,7 @@ from eventbus_kafka._client import TP, GroupConsumer, Moving
 from eventbus_kafka._errors import Fenced
 from eventbus_kafka.lanes import Lane, receipt_of
 from eventbus_kafka.names import Names
-from eventbus_kafka.offsets import NoRoom, decode
+from eventbus_kafka.offsets import NOTHING, NoRoom, decode
 from eventbus_kafka.records import Record
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ PATIENCE: Final = 0.5
 """Seconds that a partition may stay full before it is paused."""
 POLL: Final = 0.1
 """How long one poll waits; a poll is never cancelled, so it is short."""
+SHORTLY: Final = 0.01
+"""The same while a lane is full, and may have room at any moment."""
 MOST_BUFFERED: Final = 2048
 LOOK_AGAIN: Final = 30.0
 """Seconds between two looks at which topics there are."""
@@ -63,7 +65,6 @@ class LogConsumer(Consumer, Moving):
         self._moving = True
         self._entitled = False
         """Whether to commit: not from the end of `revoked` until the partitions are taken over."""
-        self._dropped: set[TP] = set()
         self._epoch = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._arrived = asyncio.Event()
@@ -101,8 +102,7 @@ class LogConsumer(Consumer, Moving):
             return
         if self._moving and any(lane.dirty for lane in self.lanes.values()):
             # Nobody can commit while the group moves, and what is finished would be handled again.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled_down.wait(), SETTLE_DOWN)
+            await _wait(self._settled_down, SETTLE_DOWN)
         self._closed = True
         self._told.set()
         self.wake()
@@ -150,23 +150,14 @@ class LogConsumer(Consumer, Moving):
         while not self._closed:
             try:
                 if self._moving and self._todo is None:
-                    # What is fetched before the lanes are there would be fetched again. But not to poll at all for
-                    # long would put us out of the group.
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._told.wait(), MOVING)
+                    # There is nothing to fetch before the lanes are there. But not to poll at all for long would put
+                    # us out of the group.
+                    await _wait(self._told, MOVING)
                 if self._todo is not None:
                     await self._take_over(self._todo)
                 assert self._member is not None
-                hungry = self._hungry()
-                if not hungry and any(not lane.paused for lane in self._order if lane.full):
-                    self._roomy.clear()
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._roomy.wait(), POLL)
-                    continue
-                batches = await self._member.poll(POLL, hungry)
-                if self._moving:
-                    self._dropped.update(batches)
-                else:
+                batches = await self._poll()
+                if not self._moving:
                     self._feed(batches)
                     await self._pass_gaps()
                 await self._look_for_topics()
@@ -183,31 +174,49 @@ class LogConsumer(Consumer, Moving):
                 if not isinstance(error, BrokerUnavailable):
                     await self._rejoin()
 
-    def _hungry(self) -> list[TP]:
-        """Of which partitions to take what is fetched; none named: of all.
+    async def _poll(self) -> Mapping[TP, Sequence[Record]]:
+        """What was fetched, of all lanes but those that are full.
 
         What a full lane does not take stays with the fetcher, at no cost, but there it holds up the other partitions
         of its node; so one that stays full is paused, which throws away what was fetched ahead.
         """
+        member = self._member
+        assert member is not None
         full = [lane for lane in self._order if lane.full]
         if not full:
-            return []
+            return await member.poll(POLL)
         now = asyncio.get_running_loop().time()
         for lane in full:
             lane.full_since = lane.full_since or now
-            if not lane.paused and (lane.tier or now - lane.full_since > PATIENCE) and self._member is not None:
+            if not lane.paused and (lane.tier or now - lane.full_since > PATIENCE):
                 lane.paused = True
-                self._member.pause(lane.tp)
-        return [lane.tp for lane in self._order if not lane.full]
+                member.pause(lane.tp)
+        hungry = [lane.tp for lane in self._order if not lane.full]
+        if hungry:
+            return await member.poll(POLL if all(lane.paused for lane in full) else SHORTLY, hungry)
+        self._roomy.clear()
+        await _wait(self._roomy, POLL)
+        return {}
 
     def _feed(self, batches: Mapping[TP, Sequence[Record]]) -> None:
         for tp, records in batches.items():
             lane = self.lanes.get(tp)
             if lane is None or not records:
                 continue
+            if records[0].offset < lane.ledger.position:
+                lane = self._begin_again(lane, records[0].offset)
             lane.feed(records)
         if batches:
             self._arrived.set()
+
+    def _begin_again(self, lane: Lane, start: int) -> Lane:
+        """The log ends before what was read of it: it was cut, or made anew. What it has now is news."""
+        fields = {"topic": lane.tp[0], "partition": lane.tp[1], "was_at": lane.ledger.position, "goes_on_at": start}
+        telemetry.log(logging.ERROR, "log_was_cut", self._fields() | fields)
+        self._fence([lane])
+        fresh = self.lanes[lane.tp] = Lane(lane.tp, start, NOTHING, tier=lane.tier, limit=lane.limit)
+        self._order = list(self.lanes.values())
+        return fresh
 
     async def _pass_gaps(self) -> None:
         """Go past offsets at the end of a partition that no message has: markers, compacted ones.
@@ -266,7 +275,8 @@ class LogConsumer(Consumer, Moving):
     async def assigned(self, partitions: Sequence[TP]) -> None:
         """Taken over by the fetching coroutine, which can try again where asking for their commits fails."""
         self._epoch += 1
-        self._dropped.clear()
+        if self._member is not None:
+            self._member.hold(partitions)
         self._todo = list(partitions)
         self._told.set()
 
@@ -277,22 +287,19 @@ class LogConsumer(Consumer, Moving):
         known = await self._client.committed(self._group, partitions)
         fresh = [tp for tp in partitions if tp not in known]
         begins = await self._client.begins(fresh) if fresh else {}
+        if epoch != self._epoch:
+            return  # they moved on while we asked
         lanes: dict[TP, Lane] = {}
         for tp in partitions:
             at, metadata = known.get(tp) or (begins[tp], "")
             legacy, old = decode(at, metadata), self.lanes.get(tp)
             if old is not None and legacy.owner == self._owner:
-                lanes[tp], at = old, old.ledger.position
+                lanes[tp] = old
             else:
                 tier = self._names.delay_of(tp[0])
                 limit = MOST_BUFFERED // 8 if tier else MOST_BUFFERED
                 lanes[tp] = Lane(tp, at, legacy, tier=tier, limit=limit)
-            # A seek throws away what is being fetched, so only where it is needed: the lane must see all from `at` on.
-            if tp in self._dropped or await member.position(tp) != at:
-                member.seek(tp, at)
-        if epoch != self._epoch:
-            return  # they moved on while we asked
-        self._dropped.clear()
+        member.begin({tp: lane.ledger.position for tp, lane in lanes.items()})
         self._fence(lane for tp, lane in self.lanes.items() if lanes.get(tp) is not lane)
         self.lanes, self._order = lanes, list(lanes.values())
         for lane in self._order:
@@ -326,8 +333,7 @@ class LogConsumer(Consumer, Moving):
             until = loop.time() + drain
             while any(lane.held for lane in self.lanes.values()) and loop.time() < until and not self._closed:
                 self._settled.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._settled.wait(), until - loop.time())
+                await _wait(self._settled, until - loop.time())
             if not self._entitled:
                 return
             try:
@@ -375,8 +381,7 @@ class LogConsumer(Consumer, Moving):
             if found or self._woken or self._closed or now >= until:
                 self._woken = False
                 return found
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), max(0.0, min(until - now, self._next_due())))
+            await _wait(self._arrived, min(until - now, self._next_due()))
 
     async def _take(self, limit: int) -> list[Delivery]:
         if self._moving or self._closed:
@@ -441,9 +446,8 @@ class LogConsumer(Consumer, Moving):
 
     async def _commit_regularly(self) -> None:
         interval = self._adapter.options.commit_interval
-        while not self._closed:  # a cancellation may be lost: Python 3.11's wait_for drops one that meets the event
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._commit_soon.wait(), interval)
+        while True:
+            await _wait(self._commit_soon, interval)
             self._commit_soon.clear()
             if self._moving:
                 continue
@@ -507,3 +511,10 @@ class LogConsumer(Consumer, Moving):
 
     def _fields(self) -> dict[str, object]:
         return {"service": self._subscription.service, "queue": self.queue, "group": self._group}
+
+
+async def _wait(event: asyncio.Event, timeout: float) -> None:
+    """Until it is set, or the time is over. Not by `wait_for`: in Python 3.11 it loses cancellations."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()

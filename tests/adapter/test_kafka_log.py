@@ -432,6 +432,23 @@ async def test_a_consumer_whose_coroutine_ends_says_so(place: Place, monkeypatch
                     await consumer.receive(1, 10.0)
 
 
+async def test_a_log_that_was_cut_is_read_from_where_it_begins_now(place: Place) -> None:
+    """Offsets that were read before come again: they are other messages, and a consumer must not trip over them."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(3)])
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            assert isinstance(consumer, LogConsumer)
+            first = [delivery for _ in range(3) for delivery in await _receive(consumer)]
+            assert consumer._member is not None
+            consumer._member.begin({(f"{place.prefix}.main", 0): 0})  # as the driver does it where a log is shorter
+            again = [delivery for _ in range(3) for delivery in await _receive(consumer)]
+            assert [delivery.event.data for delivery in again] == [0, 1, 2]
+            assert await consumer.settle([(delivery, ACK) for delivery in first]) == ["lost"] * 3
+            assert await consumer.settle([(delivery, ACK) for delivery in again]) == ["done"] * 3
+
+
 async def _receive(consumer: object) -> list[Delivery]:
     while True:
         found: list[Delivery] = await consumer.receive(1, 1.0)  # type: ignore[attr-defined]
