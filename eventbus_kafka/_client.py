@@ -3,7 +3,7 @@
 Found by trying (aiokafka 0.14, Kafka 4.1): calls that ask for offsets wait behind a consumer's own long poll, so they
 go through a consumer that fetches nothing; `commit` and `stop` retry without end while the broker is down, so they are
 abandoned at their deadline; a batch that expired leaves a hole in the idempotent producer's sequence, so the producer
-is made anew after a failure; asking for topics makes those that are missing, so every client is told not to.
+is made anew after a failure; asking for topics makes those that are missing, so clients are made to ask otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -74,7 +73,7 @@ class Client:
             return
         timeout = self.options.connect_timeout
         admin = AIOKafkaAdminClient(**self.parameters())
-        _make_no_topics(admin._client)
+        _ask_modestly(admin._client)
         reader = AIOKafkaConsumer(
             enable_auto_commit=False,
             fetch_max_wait_ms=20,
@@ -82,7 +81,7 @@ class Client:
             isolation_level="read_committed",
             **self.parameters(),
         )
-        _make_no_topics(reader._client)
+        _ask_modestly(reader._client)
         try:
             with translated(self.where):
                 await asyncio.wait_for(admin.start(), timeout)
@@ -500,7 +499,7 @@ class Producer:
                 compression_type=None if options.compression == "none" else options.compression,
                 **self._client.parameters(),
             )
-            _make_no_topics(producer.client)
+            _ask_modestly(producer.client)
             try:
                 await self._client.call(producer.start(), options.connect_timeout)
             except BaseException:
@@ -534,6 +533,7 @@ class GroupConsumer:
             isolation_level="read_committed",
             fetch_max_wait_ms=LONG_POLL,
             max_partition_fetch_bytes=FETCHED_TOGETHER,
+            fetch_max_bytes=32 * FETCHED_TOGETHER,
             session_timeout_ms=round(options.session_timeout * 1000),
             heartbeat_interval_ms=max(50, round(options.session_timeout * 100)),
             max_poll_interval_ms=round(options.session_timeout * 10_000),  # we poll always, whatever handlers do
@@ -542,7 +542,7 @@ class GroupConsumer:
             partition_assignment_strategy=(RangePartitionAssignor,),
             **client.parameters(),
         )
-        _make_no_topics(self._consumer._client)
+        _ask_modestly(self._consumer._client)
 
     async def start(self, topics: Sequence[str]) -> None:
         """Connect and join."""
@@ -644,17 +644,23 @@ class _DeleteGroups(Request[_DeleteGroupsStruct]):  # type: ignore[misc]
         return request_struct_class(self._groups)
 
 
-_ASKING: Final = vars(aiokafka.client) | {"MetadataRequest": partial(MetadataRequest, allow_auto_topic_creation=False)}
+def _asked(topics: list[str] | None) -> MetadataRequest:
+    return MetadataRequest(topics or [], allow_auto_topic_creation=False)
 
 
-def _make_no_topics(connections: Any) -> None:
-    """Ask for topics without making them. aiokafka has no option for it: this is its own code with another request.
+_ASKING: Final = FunctionType(
+    aiokafka.client.AIOKafkaClient._metadata_update.__code__, vars(aiokafka.client) | {"MetadataRequest": _asked}
+)
+
+
+def _ask_modestly(connections: Any) -> None:
+    """Ask for the topics that are needed, and make none. aiokafka has no option for it: its own code, another request.
 
     Where the broker makes what is asked for (its default), whoever had looked at a service brought it back after it was
-    unsubscribed, with one partition and no settings, at the next look at the metadata.
+    unsubscribed, with one partition and no settings, at the next look at the metadata. And a client that needs no topic
+    asked for all of the cluster, every ten seconds.
     """
-    asking = FunctionType(aiokafka.client.AIOKafkaClient._metadata_update.__code__, _ASKING)
-    connections._metadata_update = MethodType(asking, connections)
+    connections._metadata_update = MethodType(_ASKING, connections)
 
 
 def _append(batch: Any, record: Outgoing) -> bool:

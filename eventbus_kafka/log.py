@@ -39,7 +39,6 @@ POLL: Final = 0.1
 """How long one poll waits; a poll is never cancelled, so it is short."""
 SHORTLY: Final = 0.01
 """The same while a lane is full, and may have room at any moment."""
-MOST_BUFFERED: Final = 2048
 LOOK_AGAIN: Final = 30.0
 """Seconds between two looks at which topics there are."""
 SETTLE_DOWN: Final = 5.0
@@ -214,7 +213,8 @@ class LogConsumer(Consumer, Moving):
         fields = {"topic": lane.tp[0], "partition": lane.tp[1], "was_at": lane.ledger.position, "goes_on_at": start}
         telemetry.log(logging.ERROR, "log_was_cut", self._fields() | fields)
         self._fence([lane])
-        fresh = self.lanes[lane.tp] = Lane(lane.tp, start, NOTHING, tier=lane.tier, limit=lane.limit)
+        fresh = self.lanes[lane.tp] = Lane(lane.tp, start, NOTHING, tier=lane.tier)
+        fresh.share(len(self.lanes))
         self._order = list(self.lanes.values())
         return fresh
 
@@ -296,14 +296,13 @@ class LogConsumer(Consumer, Moving):
             if old is not None and legacy.owner == self._owner:
                 lanes[tp] = old
             else:
-                tier = self._names.delay_of(tp[0])
-                limit = MOST_BUFFERED // 8 if tier else MOST_BUFFERED
-                lanes[tp] = Lane(tp, at, legacy, tier=tier, limit=limit)
+                lanes[tp] = Lane(tp, at, legacy, tier=self._names.delay_of(tp[0]))
         member.begin({tp: lane.ledger.position for tp, lane in lanes.items()})
         self._fence(lane for tp, lane in self.lanes.items() if lanes.get(tp) is not lane)
         self.lanes, self._order = lanes, list(lanes.values())
         for lane in self._order:
             lane.paused, lane.dirty = False, True
+            lane.share(len(lanes))
         self._moving, self._todo = False, None
         self._entitled = True
         self._settled_down.set()

@@ -312,6 +312,18 @@ async def test_looking_at_a_service_does_not_bring_its_topics_back(place: Place)
             await looking.stats(service)
 
 
+async def test_a_bus_does_not_ask_for_all_topics_of_the_cluster_again_and_again(place: Place) -> None:
+    """A cluster may have ten thousand of them: what is refreshed every few seconds is what was asked for."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.stats(service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        for connections in (bus.adapter.client._open._client, bus.adapter.client._look._client):
+            await connections.force_metadata_update()
+            assert all(topic.startswith(place.prefix) for topic in connections.cluster.topics())
+
+
 async def test_attempts_of_in_place_retries_survive_in_the_commit(place: Place) -> None:
     """Seed 3's blocking retry: a consumer that vanishes between two attempts costs none of them."""
     service = place.service(retry=RetryPolicy(max_retries=5, delay=0.05, mode="in-place"))

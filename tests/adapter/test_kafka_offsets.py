@@ -163,7 +163,9 @@ def _records(*numbers: int) -> list[object]:
 
 
 def _lane(start: int = 0, legacy: Legacy = NOTHING, limit: int = 100) -> Lane:
-    return Lane(("t", 0), start, legacy, tier=None, limit=limit)
+    lane = Lane(("t", 0), start, legacy, tier=None)
+    lane.limit = limit
+    return lane
 
 
 def _hold(lane: Lane, record: object, *, crashes: int = 0, noted: bool = False) -> None:
@@ -263,6 +265,16 @@ def test_a_call_that_moves_to_another_consumer_is_no_crash() -> None:
     lane.notes[0] = {"x-crashes": 2}
     assert _commit(lane, held=False, ahead=False).notes == {0: {"x-crashes": 1}}
     assert _commit(lane).notes == {0: {"x-crashes": 2}}
+
+
+@pytest.mark.parametrize(("lanes", "limit"), [(1, 1024), (6, 1024), (100, 81), (5000, 32)])
+def test_many_lanes_keep_less_ready_each(lanes: int, limit: int) -> None:
+    """A consumer of a hundred partitions takes no more memory than one of eight."""
+    lane, retries = Lane(("t", 0), 0, NOTHING, tier=None), Lane(("t.retry", 0), 0, NOTHING, tier=100)
+    lane.share(lanes)
+    retries.share(lanes)
+    assert (lane.limit, retries.limit) == (limit, limit // 8)
+    assert 1024 * 1024 <= lane.most_bytes <= max(64 // lanes, 1) * 1024 * 1024 + 1024 * 1024
 
 
 def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
