@@ -197,6 +197,7 @@ class Client:
         if topics:
             await self.call(self._open.delete_topics(list(topics)))
             await self._until(lambda found: not found, topics, "were deleted, but are still there")
+            self._look._client.set_topics([])  # or it would go on asking for them
 
     async def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The settings of topics."""
@@ -318,7 +319,7 @@ class Client:
                             raise TimeoutError(f"reading {sorted(left)}")
             finally:
                 if self._reader is reader:
-                    reader.unsubscribe()
+                    reader._subscription.unsubscribe()  # the public one forgets the leaders too, and asks again
         return found
 
     async def truncate(self, offsets: Mapping[TP, int]) -> None:
