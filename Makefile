@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+JOBS   ?= 2
 
 .PHONY: help demo test test-rabbit4 lint unit brokers brokers-install brokers-stop faults faults-kafka test-redis8 bench clean
 
@@ -20,8 +21,8 @@ lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: $(READY) brokers-install  ## all tests; PYTEST="-k name" to choose
-	$(BIN)/python -m pytest $(PYTEST)
+unit: $(READY) brokers-install  ## all tests, most of which wait, so JOBS=2 at once; PYTEST="-k name" to choose
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
 
 test-rabbit4: $(READY)  ## what concerns RabbitMQ on RabbitMQ 4, from Debian trixie in a folder of its own
 	home=$$(sh scripts/rabbitmq4.sh) && EVENTBUS_RABBIT_HOME=$$home EVENTBUS_RABBIT_PORT=$(or $(PORT),5653) \

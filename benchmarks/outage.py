@@ -10,7 +10,7 @@ from benchmarks.forward import BODY, PORT, count, endpoint
 from benchmarks.measure import Figure, goal, measured, show
 from eventbus import Bus, Event, Service
 
-NUMBER = 10_000
+NUMBER = 30_000
 ROUNDS = 3
 
 

@@ -13,6 +13,7 @@ import time as _time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NoReturn, TypeVar
@@ -271,6 +272,7 @@ def decode(body: bytes, content_type: str | None) -> object:
     return body
 
 
+@lru_cache(maxsize=256)
 def is_json(content_type: str) -> bool:
     """Whether a content type is JSON or one of its +json relatives."""
     kind = content_type.partition(";")[0].strip().lower()

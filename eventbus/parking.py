@@ -30,6 +30,8 @@ from eventbus.settlement import HeaderDelta
 PAGE: Final = 500
 IMPORT_AT_ONCE: Final = 2000
 MAX_IDS: Final = 1000
+OUT_OF_TIME: Final = "out of time"
+"""Why a piece of work ended that had more to do than fits one request to the admin API: go on at its `next`."""
 
 StatKey: TypeAlias = Literal["reason", "status", "code", "type", "tenant", "fingerprint", "age"]
 STAT_KEYS: Final[tuple[StatKey, ...]] = get_args(StatKey)
@@ -54,6 +56,14 @@ class Report:
     """Where to go on, if it ended at its limit: the `after` of the next call."""
     stopped: str = ""
     """Why it ended early: the canary, or somebody's word."""
+
+    def add(self, more: Report) -> None:
+        """Count what a later piece of the same work did; where that ended is for the caller to judge."""
+        self.matched += more.matched
+        self.done += more.done
+        self.gone += more.gone
+        self.failed += more.failed
+        self.ids += more.ids[: MAX_IDS - len(self.ids)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +257,7 @@ class DeadLetters:
 
         async def move(letters: Sequence[Parked]) -> list[Moved]:
             if export is not None:
-                export.writelines(letterlines.dump(self._letter(letter)) + "\n" for letter in letters)
-                to_disk(export)
+                write_out(export, map(self._letter, letters))
             return await self._parking.purge([letter.address for letter in letters])
 
         report, halt = Report(dry_run=dry_run), stop or asyncio.Event()
@@ -426,8 +435,9 @@ def _least(one: int, other: int | None) -> int:
     return one if other is None else min(one, other)
 
 
-def to_disk(file: IO[str]) -> None:
-    """See that what was written stands on the disk."""
+def write_out(file: IO[str], letters: Iterable[DeadLetter]) -> None:
+    """Letters as lines of an export; when it returns they stand on the disk."""
+    file.writelines(letterlines.dump(letter) + "\n" for letter in letters)
     file.flush()
     try:
         number = file.fileno()

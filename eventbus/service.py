@@ -276,6 +276,7 @@ class Service:
             halving=batch is None or batch.on_error == "split",
             sender=sender,
         )
+        endpoint.labels |= {"service": self.name, "type": pattern}
         # A batch endpoint is called with the Batch, any other with the Delivery.
         decode = None if batch is not None else payload.decoder(Delivery)
         self._add(

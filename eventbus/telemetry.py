@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from opentelemetry import metrics, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -27,7 +27,8 @@ def _without_secrets(record: logging.LogRecord) -> bool:
     """Render a traceback before any formatter does: the text of a handler's exception may quote a password."""
     error = record.exc_info[1] if record.exc_info else None
     if error is not None and not record.exc_text:
-        record.exc_text = "".join(map(redact, traceback.format_exception(error))).rstrip("\n")
+        text = "".join(map(redact, traceback.format_exception(error))).rstrip("\n")
+        record.exc_text = text.encode("utf-8", "backslashreplace").decode()
     return True
 
 
@@ -54,10 +55,29 @@ purged: Final = _meter.create_counter("eventbus.purged", description="dead lette
 unrouted: Final = _meter.create_counter("eventbus.unrouted", description="events without a route, or without a service")
 duplicates: Final = _meter.create_counter("eventbus.duplicates", description="completed events that came once more")
 lost: Final = _meter.create_counter("eventbus.lost", description="settlements refused: another consumer owns it now")
-breaker_state: Final = _meter.create_gauge(
-    "eventbus.breaker_state", description="breaker of an endpoint: 0 closed, 1 half-open, 2 open"
-)
 stuck: Final = _meter.create_up_down_counter("eventbus.stuck", description="threads past their deadline")
+
+
+class Gauged(Protocol):
+    """An endpoint with a breaker, as the gauge below sees it."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Service, type and endpoint."""
+
+    @property
+    def breaker_number(self) -> int:
+        """0 closed, 1 half-open, 2 open."""
+
+
+breakers: Final[set[Gauged]] = set()
+"""Endpoints that are open in this process; each enters itself."""
+# Asked for by every collection: a gauge that is set would be told once, and then no more until it changes.
+_meter.create_observable_gauge(
+    "eventbus.breaker_state",
+    [lambda _: [metrics.Observation(one.breaker_number, one.labels) for one in breakers]],
+    description="breaker of an endpoint: 0 closed, 1 half-open, 2 open",
+)
 
 
 def log(level: int, event: str, fields: Mapping[str, object], *, exc_info: BaseException | None = None) -> None:
@@ -77,7 +97,14 @@ class _Text:
 
     def __str__(self) -> str:
         shown = (f"{name}={value}" for name, value in self.fields.items() if value not in (None, ""))
-        return " ".join((self.event, *shown))
+        return _one_line(" ".join((self.event, *shown)))
+
+
+def _one_line(text: str) -> str:
+    """Whatever an exception says: it cannot forge a second line, and every stream can encode it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def about(delivery: Delivery) -> dict[str, object]:

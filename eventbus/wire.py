@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from typing import Final
 
 from eventbus.adapter import BodyMapping
@@ -39,43 +40,55 @@ KNOWN: Final = frozenset(
     {"specversion", "id", "type", "source", "time", "datacontenttype", "data", "data_base64", *EXTENSIONS.values()}
 )
 """Names that are an attribute of every event, and so never an extension."""
+_quoted: Final = json.encoder.encode_basestring_ascii
+_said: Final = lru_cache(maxsize=1024, typed=True)(json.dumps)
+"""Numbers and truths that are the same for nearly every event; typed, because True is 1 otherwise."""
+NOTHING_MORE: Final[Mapping[str, int | bool]] = {}
 
 
-def attributes(event: Event) -> Iterator[tuple[str, str]]:
+def attributes(event: Event) -> list[tuple[str, str]]:
     """The CloudEvents attributes of an event as text, in binary mode; the content type travels beside them."""
-    yield "specversion", SPEC_VERSION
-    yield "id", event.id
-    yield "type", event.type
-    yield "source", event.source or "/"
-    yield "time", event.time.isoformat().replace("+00:00", "Z")
+    found = [
+        ("specversion", SPEC_VERSION),
+        ("id", event.id),
+        ("type", event.type),
+        ("source", event.source or "/"),
+        ("time", event.time.isoformat().replace("+00:00", "Z")),
+    ]
     if event.key is not None:
-        yield _KEY, event.key
+        found.append((_KEY, event.key))
     if event.tenant is not None:
-        yield _TENANT, event.tenant
+        found.append((_TENANT, event.tenant))
     if event.correlation_id is not None:
-        yield _CORRELATION, event.correlation_id
+        found.append((_CORRELATION, event.correlation_id))
     if event.process_after is not None:
-        yield _PROCESS_AFTER, event.process_after.isoformat()
+        found.append((_PROCESS_AFTER, event.process_after.isoformat()))
     if event.expires_at is not None:
-        yield _EXPIRES_AT, event.expires_at.isoformat()
-    for name, text in event.extensions.items():
-        if name not in KNOWN:  # an extension never stands in for an attribute
-            yield name, text
+        found.append((_EXPIRES_AT, event.expires_at.isoformat()))
+    if event.extensions:  # one of them never stands in for an attribute
+        found += [(name, text) for name, text in event.extensions.items() if name not in KNOWN]
+    return found
 
 
-def to_structured(event: Event) -> dict[str, object]:
-    """The event as one JSON object (structured mode)."""
-    result: dict[str, object] = dict(attributes(event))
+def to_structured(event: Event, more: Mapping[str, int | bool] = NOTHING_MORE) -> bytes:
+    """The event as one JSON object (structured mode), with some attributes more.
+
+    JSON data stands in it to the letter: decoding and encoding it again would turn 1.10 into 1.1.
+    """
+    members = [f"{_quoted(name)}: {_quoted(text)}" for name, text in attributes(event) if name not in more]
+    members += [f"{_quoted(name)}: {_said(value)}" for name, value in more.items()]
     if event.content_type:
-        result["datacontenttype"] = event.content_type
+        members.append(f'"datacontenttype": {_quoted(event.content_type)}')
     if event.body:
         if is_json(event.content_type or JSON):
             try:
-                return result | {"data": from_json(event.body)}
+                from_json(event.body)
             except Undecodable:
                 pass  # not JSON after all: carried as bytes, so that nothing is changed
-        result["data_base64"] = base64.b64encode(event.body).decode()
-    return result
+            else:
+                return f'{{{", ".join(members)}, "data": '.encode() + event.body + b"}"
+        members.append(f'"data_base64": "{base64.b64encode(event.body).decode()}"')
+    return f"{{{', '.join(members)}}}".encode()
 
 
 def decode(
@@ -317,3 +330,16 @@ def _instant(text: str | None) -> datetime | None:
     except ValueError:
         return None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+
+
+_texts: dict[bytes, str] = {}
+
+
+def shared_text(raw: bytes) -> str:
+    """Text that is one of few, as types, sources and content types are: one object for all of a kind."""
+    known = _texts.get(raw)
+    if known is None:
+        known = raw.decode("utf-8", "replace")
+        if len(_texts) < 4096:
+            _texts[raw] = known
+    return known

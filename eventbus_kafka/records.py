@@ -30,8 +30,8 @@ _OURS: Final = frozenset({ORIGIN, EMBEDDED})
 _COMMON: Final = ("ce_id", "ce_type", "ce_source", "ce_time")
 _VERSION: Final = ("ce_specversion", wire.SPEC_VERSION.encode())
 _from_iso: Final = datetime.fromisoformat
+_shared: Final = wire.shared_text
 _LAST: Final = (CONTENT_TYPE, JSON.encode())
-_texts: dict[bytes, str] = {}
 
 
 class Record(Protocol):
@@ -262,13 +262,3 @@ def _bytes(value: object) -> bytes | None:
 
 
 _FEW: Final = frozenset({"ce_type", "ce_source", "ce_specversion"})
-
-
-def _shared(text: bytes) -> str:
-    """Types, sources and content types are few: one text object for all of a kind."""
-    known = _texts.get(text)
-    if known is None:
-        known = text.decode("utf-8", "replace")
-        if len(_texts) < 4096:
-            _texts[text] = known
-    return known

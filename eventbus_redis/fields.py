@@ -49,7 +49,7 @@ _COMMON: Final = [b"id", b"type", b"source", b"time", b"data", b"datacontenttype
 _JSON: Final = JSON.encode()
 _dumps: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _from_iso: Final = datetime.fromisoformat
-_texts: dict[bytes, str] = {}
+_shared: Final = wire.shared_text
 _NO_MAPPING: Final = BodyMapping()
 
 
@@ -227,16 +227,6 @@ def _time(text: bytes | None) -> datetime | None:
     except (ValueError, UnicodeDecodeError):
         return None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
-
-
-def _shared(text: bytes) -> str:
-    """Types, sources and content types are few: one text object for all of a kind."""
-    known = _texts.get(text)
-    if known is None:
-        known = text.decode("utf-8", "replace")
-        if len(_texts) < 4096:
-            _texts[text] = known
-    return known
 
 
 def _optional(found: dict[bytes, bytes], name: bytes, *, shared: bool = False) -> str | None:

@@ -35,6 +35,7 @@ app.command("eventbus.cli.demo:demo", name="demo", help="The whole story in a fe
 app.command("eventbus.cli.run:run", name="run", help="Consume until stopped: bus.toml, or app:service.")
 app.command("eventbus.cli.publish:publish", name="publish", help="Publish one event, or many with --lines.")
 app.command("eventbus.cli.dlq:app", name="dlq", help="Dead letters: list, show, stats, redrive, edit, purge ...")
+app.command("eventbus.cli.stats:stats", name="stats", help="How services stand: queues, endpoints, breakers.")
 app.command("eventbus.cli.serve:serve", name="serve", help="The admin API, health and metrics over HTTP.")
 app.command("eventbus.cli.serve:token", name="token", help="Make a token for the admin API.")
 app.command("eventbus.cli.topology:app", name="topology", help="What a configuration needs on the broker.")

@@ -37,6 +37,26 @@ class Connection:
 NOT_GIVEN = Connection()
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class AnyConnection(Connection):
+    """Which bus, straight or through its admin API."""
+
+    api: str | None = None
+    """Through an admin API instead, such as http://127.0.0.1:8000; its token is in EVENTBUS_TOKEN or --token-file."""
+    token_file: str | None = None
+    """A file that holds the token for --api."""
+    prefix: str | None = None
+    """The service's prefix, where it was set by hand."""
+
+    def __post_init__(self) -> None:
+        if self.api is not None and (given_url(self.url) or self.config or self.prefix):
+            raise UsageError("give --api, or --url, --config and --prefix for the broker itself")
+
+
+ANYWHERE = AnyConnection()
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A bus that is known by its URL or its bus.toml; not open yet."""

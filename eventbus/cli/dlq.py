@@ -7,11 +7,9 @@ from typing import IO, Annotated
 
 from cyclopts import Parameter
 
+from eventbus.cli.connection import ANYWHERE, AnyConnection
 from eventbus.cli.dlq_options import (
-    NOT_GIVEN,
     AsJson,
-    Connection,
-    Prefix,
     Service,
     Where,
     app,
@@ -39,14 +37,13 @@ def count(
     service: Service,
     *,
     where: Where = None,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """How many are parked."""
 
     async def work() -> int:
-        async with letters_of(service, prefix, connection, where) as letters:
+        async with letters_of(service, connection, where) as letters:
             with scan_shown(letters, quiet=json):
                 number = await letters.count(where)
         if json:
@@ -65,15 +62,14 @@ def list_(
     where: Where = None,
     limit: Annotated[int, Parameter(help="At most so many, the oldest first.")] = 20,
     after: Annotated[str | None, Parameter(help="Go on behind this place: `next` of the page before.")] = None,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """What is parked and why, oldest first. Nothing is consumed."""
     at_least_one("--limit", limit)
 
     async def work() -> int:
-        async with letters_of(service, prefix, connection, where) as letters:
+        async with letters_of(service, connection, where) as letters:
             page = await letters.browse(where, after, limit)
         if json:
             say_json({"letters": [letter.row() for letter in page.letters], "next": page.next})
@@ -98,14 +94,13 @@ def show(
     service: Service,
     id: Annotated[str, Parameter(help="The event's id.")],
     *,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """One letter with its whole story: every attempt, every header, the body."""
 
     async def work() -> int:
-        async with letters_of(service, prefix, connection) as letters:
+        async with letters_of(service, connection) as letters:
             found = await letters.get(id)
         if not found:
             raise Failure(f"{service} has no dead letter with the id {id!r}; see: eventbus dlq list {service}")
@@ -126,14 +121,13 @@ def stats(
     *,
     by: Annotated[StatKey, Parameter(help="What to count them by.")] = "reason",
     where: Where = None,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """How many are parked of each reason, status, type ..."""
 
     async def work() -> int:
-        async with letters_of(service, prefix, connection, where) as letters:
+        async with letters_of(service, connection, where) as letters:
             with scan_shown(letters, quiet=json):
                 counts = await letters.stats(by, where)
         if json:
@@ -153,8 +147,7 @@ def export(
     *,
     where: Where = None,
     output: Annotated[str | None, Parameter(help="Write here instead of to standard output; a new file.")] = None,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """Every letter as a JSON line, to the byte; `import` reads it again. Nothing is consumed."""
@@ -163,7 +156,7 @@ def export(
 
     async def work() -> int:
         done = 0
-        async with letters_of(service, prefix, connection, where) as letters:
+        async with letters_of(service, connection, where) as letters:
             with _opened(output) as file, stop_signals() as stopped:
                 async for letter in letters.all(where):
                     file.write(dump(letter) + "\n")

@@ -9,8 +9,7 @@ from typing import IO, Annotated
 
 from cyclopts import App, Parameter
 
-from eventbus.cli import connection as straight
-from eventbus.cli.connection import find, given_url, must_exist
+from eventbus.cli.connection import AnyConnection, find, must_exist
 from eventbus.cli.exits import UsageError
 from eventbus.cli.output import progress
 from eventbus.durations import seconds
@@ -22,7 +21,6 @@ app = App(name="dlq", help="Dead letters: what was parked, why, and putting it b
 Service = Annotated[str, Parameter(help="The service whose dead letters are meant, such as wms-cincout.")]
 Where = Annotated[str | None, Parameter(help="Only these: 'status=500 age>1h type=order.* tenant=acme error~timeout'.")]
 OlderThan = Annotated[str | None, Parameter(help="Only those parked longer ago than this, such as 7d.")]
-Prefix = Annotated[str | None, Parameter(help="The service's prefix, where it was set by hand.")]
 Ids = Annotated[
     list[str] | None,
     Parameter(name="--id", negative=(), consume_multiple=False, help="Only this event; may be given more than once."),
@@ -32,36 +30,57 @@ DryRun = Annotated[bool, Parameter(negative=(), help="Only say what would be don
 AsJson = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
 
 
+def at_least_one(option: str, value: int | None) -> int | None:
+    """The number, if it is one or more (or none)."""
+    if value is not None and value < 1:
+        raise UsageError(f"{option} {value}: must be a whole number from 1")
+    return value
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Connection(straight.Connection):
-    """Which bus, straight or through its admin API."""
+class Chosen:
+    """Which letters: by filter and age, or by event id; the oldest first."""
 
-    api: str | None = None
-    """Through an admin API instead, such as http://127.0.0.1:8000; its token is in EVENTBUS_TOKEN or --token-file."""
-    token_file: str | None = None
-    """A file that holds the token for --api."""
+    where: Where = None
+    older_than: OlderThan = None
+    id: Ids = None
+    limit: Limit = None
+
+    def __post_init__(self) -> None:
+        if self.id and self.where:
+            raise UsageError("give --id or --where, not both")
+        at_least_one("--limit", self.limit)
+        Filter.of(self.filter)
+
+    @property
+    def ids(self) -> list[str] | None:
+        """The event ids, if any were named."""
+        return self.id or None
+
+    @property
+    def filter(self) -> str | None:
+        """The filter with --older-than in it."""
+        if self.older_than is None:
+            return self.where
+        return f"{self.where or ''} age>{seconds(self.older_than)}s".strip()
 
 
-NOT_GIVEN = Connection()
+ALL = Chosen()
 
 
 @asynccontextmanager
-async def letters_of(
-    service: str, prefix: str | None, connection: Connection, where: str | None = None
-) -> AsyncIterator[DeadLetters]:
+async def letters_of(service: str, connection: AnyConnection, where: str | None = None) -> AsyncIterator[DeadLetters]:
     """The open queue of a service; what was typed wrong is told before anything is opened."""
     Filter.of(where)
     if connection.api is not None:
-        from eventbus.cli.remote import read_token, remote_letters
+        from eventbus.cli.remote import remote_letters
 
-        if given_url(connection.url) or connection.config or prefix:
-            raise UsageError("give --api, or --url, --config and --prefix for the broker itself")
-        async with remote_letters(connection.api, service, read_token(connection.token_file)) as letters:
+        async with remote_letters(connection.api, service, connection.token_file) as letters:
             yield letters
         return
     place = find(connection)
-    target = place.service(service, prefix)
+    target = place.service(service, connection.prefix)
     bus = place.bus()
     must_exist(bus)
     async with bus:
@@ -74,27 +93,6 @@ def scan_shown(letters: DeadLetters, *, quiet: bool) -> Iterator[None]:
     with progress("reading", None, quiet=quiet) as tell:
         letters.on_scan = tell
         yield
-
-
-def narrowed(where: str | None, older_than: str | None) -> str | None:
-    """The filter with --older-than in it."""
-    if older_than is None:
-        return where
-    return f"{where or ''} age>{seconds(older_than)}s".strip()
-
-
-def at_least_one(option: str, value: int | None) -> int | None:
-    """The number, if it is one or more (or none)."""
-    if value is not None and value < 1:
-        raise UsageError(f"{option} {value}: must be a whole number from 1")
-    return value
-
-
-def one_of(ids: list[str] | None, where: str | None) -> list[str] | None:
-    """The ids; not beside a filter."""
-    if ids and where:
-        raise UsageError("give --id or --where, not both")
-    return ids or None
 
 
 def new_file(option: str, path: str) -> IO[str]:

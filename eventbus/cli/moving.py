@@ -17,22 +17,15 @@ from typing import IO, Annotated, Literal, TypeAlias
 from cyclopts import Parameter
 
 from eventbus.canary import Canary
+from eventbus.cli.connection import ANYWHERE, AnyConnection
 from eventbus.cli.dlq_options import (
-    NOT_GIVEN,
+    ALL,
     AsJson,
-    Connection,
+    Chosen,
     DryRun,
-    Ids,
-    Limit,
-    OlderThan,
-    Prefix,
     Service,
-    Where,
-    at_least_one,
     letters_of,
-    narrowed,
     new_file,
-    one_of,
 )
 from eventbus.cli.exits import DONE, FAILED, Failure, UsageError
 from eventbus.cli.interrupts import start, stop_signals
@@ -46,10 +39,7 @@ Work: TypeAlias = Callable[[asyncio.Event, Progress], Awaitable[Report]]
 def redrive(
     service: Service,
     *,
-    where: Where = None,
-    older_than: OlderThan = None,
-    id: Ids = None,
-    limit: Limit = None,
+    chosen: Chosen = ALL,
     rate: Annotated[float | None, Parameter(help="At most so many per second.")] = None,
     canary: Annotated[
         int | None, Parameter(help="Put so many back first, and go on only if they are not parked again.")
@@ -62,27 +52,24 @@ def redrive(
     ] = "queue",
     delay: Annotated[str, Parameter(help="With --via retry: how long they wait there.")] = "5s",
     dry_run: DryRun = False,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """Put letters back to this one service, oldest first. Published and confirmed before it is removed here."""
-    ids, where = one_of(id, where), narrowed(where, older_than)
-    at_least_one("--limit", limit)
     if rate is not None and not rate > 0:
         raise UsageError(f"--rate {rate:g}: must be above 0")
     first = None if canary is None else Canary(canary, seconds(watch), tolerate)
     wait = seconds(delay)
 
     async def work() -> int:
-        async with letters_of(service, prefix, connection, where) as letters:
-            total = await _total(letters, ids, where, limit)
+        async with letters_of(service, connection) as letters:
+            total = await _total(letters, chosen)
 
             def move(stop: asyncio.Event, tell: Progress) -> Awaitable[Report]:
                 return letters.redrive(
-                    ids,
-                    where=where,
-                    limit=limit,
+                    chosen.ids,
+                    where=chosen.filter,
+                    limit=chosen.limit,
                     dry_run=dry_run,
                     rate=rate,
                     canary=first,
@@ -109,15 +96,14 @@ def edit(
     ] = None,
     address: Annotated[str | None, Parameter(help="Which letter, where an event was parked more than once.")] = None,
     reset_attempts: Annotated[bool, Parameter(negative=(), help="Count the retries from zero again.")] = False,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """Put one letter back with another body. Who did it, and both bodies' digests, travel with the message."""
     given = None if body is None else _read(body)
 
     async def work() -> int:
-        async with letters_of(service, prefix, connection) as letters:
+        async with letters_of(service, connection) as letters:
             new = given
             if new is None:
                 found = [letter for letter in await letters.get(id) if address in (None, letter.address)]
@@ -135,26 +121,20 @@ def edit(
 def purge(
     service: Service,
     *,
-    where: Where = None,
-    older_than: OlderThan = None,
-    id: Ids = None,
-    limit: Limit = None,
+    chosen: Chosen = ALL,
     export: Annotated[
         str | None, Parameter(help="Write each letter to this new file, and to the disk, before it is removed.")
     ] = None,
     dry_run: DryRun = False,
     yes: Annotated[bool, Parameter(negative=(), help="Do not ask.")] = False,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """Remove letters for good, oldest first. Asks for their number to be typed."""
-    ids, where = one_of(id, where), narrowed(where, older_than)
-    at_least_one("--limit", limit)
 
     async def work() -> int:
-        async with letters_of(service, prefix, connection, where) as letters:
-            total = await _total(letters, ids, where, limit, exact=True)
+        async with letters_of(service, connection) as letters:
+            total = await _total(letters, chosen, exact=True)
             if total and not (yes or dry_run):
                 _confirm(total, service)
             with nullcontext() if export is None or dry_run else new_file("--export", export) as file:
@@ -162,8 +142,8 @@ def purge(
                 def move(stop: asyncio.Event, tell: Progress) -> Awaitable[Report]:
                     # What is parked from now on was not asked about: the limit is what was counted.
                     return letters.purge(
-                        ids,
-                        where=where,
+                        chosen.ids,
+                        where=chosen.filter,
                         limit=total,
                         dry_run=dry_run,
                         export=file,
@@ -183,14 +163,13 @@ def import_(
     file: Annotated[str, Parameter(help="What `export` wrote, or @- for standard input.")],
     *,
     dry_run: DryRun = False,
-    prefix: Prefix = None,
-    connection: Connection = NOT_GIVEN,
+    connection: AnyConnection = ANYWHERE,
     json: AsJson = False,
 ) -> int:
     """Park exported letters again, as they were. Those that stand there already are left alone."""
 
     async def work() -> int:
-        async with letters_of(service, prefix, connection) as letters:
+        async with letters_of(service, connection) as letters:
             with _opened(file) as lines:
 
                 def move(stop: asyncio.Event, tell: Progress) -> Awaitable[Report]:
@@ -202,16 +181,15 @@ def import_(
     return start(work())
 
 
-async def _total(
-    letters: DeadLetters, ids: list[str] | None, where: str | None, limit: int | None, *, exact: bool = False
-) -> int | None:
+async def _total(letters: DeadLetters, chosen: Chosen, *, exact: bool = False) -> int | None:
     """How many it is about, for the progress bar; None where only reading them all would tell."""
-    if ids is not None:
-        number = sum([len(await letters.get(id)) for id in ids])
-    elif where and not exact:
+    limit = chosen.limit
+    if chosen.ids is not None:
+        number = sum([len(await letters.get(id)) for id in chosen.ids])
+    elif chosen.filter and not exact:
         return limit
     else:
-        number = await letters.count(where)
+        number = await letters.count(chosen.filter)
     return number if limit is None else min(number, limit)
 
 

@@ -12,7 +12,7 @@ from eventbus.cli.connection import DEFAULT_CONFIG, Connection, Place, find, giv
 from eventbus.cli.exits import UsageError
 from eventbus.durations import human
 from eventbus.errors import ConfigError
-from eventbus.ingest.address import Listening
+from eventbus.listening import Listening
 from eventbus.policy import RetryPolicy
 from eventbus.service import Route, Service
 

@@ -5,65 +5,48 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, Any, Final, Literal, NoReturn
+from typing import IO, Any, Final, Literal
 from urllib.parse import quote
-
-import httpx
 
 from eventbus import letterlines
 from eventbus.canary import Canary
-from eventbus.cli.exits import Failure, UsageError
+from eventbus.cli.api import Api, admin_api
 from eventbus.deadletter import DeadLetter
-from eventbus.errors import BrokerError, BrokerUnavailable, ConfigError, EventBusError, UnknownLetter, UnknownService
+from eventbus.errors import UnknownLetter
 from eventbus.filters import Filter
-from eventbus.parking import MAX_IDS, DeadLetters, LetterPage, Progress, Report, StatKey, Where, to_disk
+from eventbus.parking import (
+    MAX_IDS,
+    OUT_OF_TIME,
+    DeadLetters,
+    LetterPage,
+    Progress,
+    Report,
+    StatKey,
+    Where,
+    write_out,
+)
 
 PAGE: Final = 100
 PIECE: Final = 500
 """Letters in one request: between two of them Ctrl-C stops, and the progress bar moves."""
 PIECE_BYTES: Final = 4 * 1024 * 1024
-OUT_OF_TIME: Final = "out of time"
-"""What the API says when there is more to do than fits a request."""
-_PATIENCE: Final = httpx.Timeout(60.0, read=400.0)
-_TRIES: Final = 5
-
-
-def read_token(file: str | None) -> str | None:
-    """The token from a file, else from EVENTBUS_TOKEN: a command line can be read by every user of the machine."""
-    if file is None:
-        return os.environ.get("EVENTBUS_TOKEN") or None
-    try:
-        return Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file {file}: cannot be read: {getattr(error, 'strerror', '') or error}") from None
 
 
 @asynccontextmanager
-async def remote_letters(url: str, service: str, token: str | None) -> AsyncIterator[RemoteLetters]:
+async def remote_letters(url: str, service: str, token_file: str | None) -> AsyncIterator[RemoteLetters]:
     """The queue of a service behind an admin API."""
-    try:
-        base = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise UsageError(f"--api: is no URL: {error}") from None
-    if base.scheme not in ("http", "https") or not base.host:
-        raise UsageError("--api: write http://127.0.0.1:8000 or https://...")
-    local = base.host in ("localhost", "127.0.0.1", "::1")
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    # No redirects: the token is for this server alone.
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=_PATIENCE, trust_env=not local) as client:
-        yield RemoteLetters(client, service)
+    async with admin_api(url, token_file) as api:
+        yield RemoteLetters(api, service)
 
 
 class RemoteLetters(DeadLetters):
     """One service's dead letters behind an admin API; who does it is the token's owner."""
 
-    def __init__(self, client: httpx.AsyncClient, service: str) -> None:
-        self._client = client
+    def __init__(self, api: Api, service: str) -> None:
+        self._api = api
         self._path = f"/admin/dlq/queues/{quote(service, safe='')}"
         self.service = service
         self.on_scan = lambda read: None
@@ -88,20 +71,12 @@ class RemoteLetters(DeadLetters):
 
     async def all(self, where: Where = None) -> AsyncIterator[DeadLetter]:
         """Every letter, as they are sent."""
-        query = _given({"where": _text(where)})
-        try:
-            async with self._client.stream("GET", f"{self._path}/export", params=query) as answer:
-                if answer.status_code != 200:
-                    await answer.aread()
-                    _refuse(answer)
-                read = 0
-                async for line in _lines(answer):
-                    read += 1
-                    if read % PAGE == 0:
-                        self.on_scan(read)
-                    yield self._read(json.loads(line))
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+        read = 0
+        async for line in self._api.lines(f"{self._path}/export", {"where": _text(where)}):
+            read += 1
+            if read % PAGE == 0:
+                self.on_scan(read)
+            yield self._read(json.loads(line))
 
     async def get(self, id: str) -> list[DeadLetter]:
         """The letters of one event id."""
@@ -184,10 +159,9 @@ class RemoteLetters(DeadLetters):
             if not letters or (stop is not None and stop.is_set()):
                 report.stopped = "stopped" if letters else ""
                 break
-            export.writelines(letterlines.dump(letter) + "\n" for letter in letters)
-            to_disk(export)
+            write_out(export, letters)
             places = [letter.address for letter in letters]
-            _add(report, Report(**await self._post("purge", {"addresses": places, "limit": len(places)})))
+            report.add(Report(**await self._post("purge", {"addresses": places, "limit": len(places)})))
             left -= len(letters)
             if progress is not None:
                 progress(report)
@@ -207,8 +181,9 @@ class RemoteLetters(DeadLetters):
         for piece in _pieces(lines):
             query = {"dry_run": "true"} if dry_run else {}
             kind = {"content-type": "application/x-ndjson"}
-            answer = await self._ask("POST", "import", params=query, content="".join(piece), headers=kind)
-            _add(report, Report(**answer))
+            path = f"{self._path}/import"
+            answer = await self._api.ask("POST", path, params=query, content="".join(piece), headers=kind)
+            report.add(Report(**answer))
             if progress is not None:
                 progress(report)
             if stop is not None and stop.is_set():
@@ -242,7 +217,7 @@ class RemoteLetters(DeadLetters):
             answer = Report(**await self._post(path, one))
             order["canary"] = None
             report.next, report.stopped = answer.next, "" if answer.stopped == OUT_OF_TIME else answer.stopped
-            _add(report, answer)
+            report.add(answer)
             if progress is not None:
                 progress(report)
             if report.stopped:
@@ -288,56 +263,10 @@ class RemoteLetters(DeadLetters):
         return DeadLetter.read(replace(parked, address=row["address"]), self.service)
 
     async def _get(self, path: str, query: Mapping[str, object]) -> Any:
-        return await self._ask("GET", path, params=_given(query))
+        return await self._api.get(f"{self._path}/{path}", query)
 
     async def _post(self, path: str, order: Mapping[str, object]) -> Any:
-        return await self._ask("POST", path, json=_given(order))
-
-    async def _ask(self, method: str, path: str, **options: Any) -> Any:
-        for _ in range(_TRIES):
-            try:
-                answer = await self._client.request(method, f"{self._path}/{path}", **options)
-            except httpx.HTTPError as error:
-                raise self._unreachable(error) from None
-            if answer.status_code != 429:
-                break
-            await asyncio.sleep(min(60.0, float(answer.headers.get("retry-after", 1))))
-        if answer.status_code != 200:
-            _refuse(answer)
-        return answer.json()
-
-    def _unreachable(self, error: httpx.HTTPError) -> BrokerUnavailable:
-        why = " ".join(str(error).split()) or type(error).__name__
-        return BrokerUnavailable(f"{self._client.base_url}: the admin API does not answer: {why}; is it served there?")
-
-
-def _refuse(answer: httpx.Response) -> NoReturn:
-    """The error that straight on the broker would have been raised."""
-    try:
-        problem = answer.json()
-        code, detail, help = problem["type"].rpartition(":")[2], problem["detail"], problem["help"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise Failure(
-            f"{answer.url.copy_with(query=None)} answered {answer.status_code}; is it an admin API?"
-        ) from None
-    errors: dict[str, type[EventBusError]] = {
-        "unknown-queue": UnknownService,
-        "unknown-message": UnknownLetter,
-        "bad-request": ConfigError,
-        "not-possible": ConfigError,
-        "broker-unavailable": BrokerUnavailable,
-        "broker-refused": BrokerError,
-    }
-    known = errors.get(code)
-    raise known(detail) if known else Failure(f"the admin API refused: {detail}; {help}")
-
-
-def _add(report: Report, more: Report) -> None:
-    report.matched += more.matched
-    report.done += more.done
-    report.gone += more.gone
-    report.failed += more.failed
-    report.ids += more.ids[: MAX_IDS - len(report.ids)]
+        return await self._api.post(f"{self._path}/{path}", order)
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -355,21 +284,6 @@ def _pieces(lines: Iterable[str]) -> Iterator[list[str]]:
             piece, size = [], 0
     if piece:
         yield piece
-
-
-async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
-    """Lines by their ends alone: httpx would also split at characters that a text may hold."""
-    rest = b""
-    async for piece in answer.aiter_bytes():
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield line.decode()
-    if rest:
-        yield rest.decode()
-
-
-def _given(values: Mapping[str, object]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _text(where: Where) -> str | None:

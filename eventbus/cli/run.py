@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -22,6 +23,7 @@ from eventbus.cli.interrupts import hard_exit, start, stop_signals
 from eventbus.cli.output import say, say_json, say_table
 from eventbus.cli.plan import Plan, describe_route, make
 from eventbus.durations import human
+from eventbus.listening import Address
 from eventbus.redaction import redact_url
 
 Flag = Annotated[bool, Parameter(negative=())]
@@ -124,13 +126,10 @@ def _health_address(listen: str, workers: int, worker: int | None) -> str:
     from eventbus.cli.serve import need_console
 
     need_console()
-    from eventbus.console.server import address
-
-    host, port = address(listen)
-    if port and port + workers - 1 > 65535:
+    first = Address.parse(listen)
+    if first.port and first.port + workers - 1 > 65535:
         raise UsageError(f"--health {listen}: {workers} workers need as many ports")
-    shown = f"[{host}]" if ":" in host else host
-    return f"{shown}:{port + worker - 1 if worker and port else port}"
+    return str(replace(first, port=first.port + worker - 1) if worker and first.port else first)
 
 
 async def _consume(plan: Plan, health: str | None, ready_fd: int | None, listen_fd: int | None) -> int:

@@ -18,6 +18,7 @@ from eventbus.cli.interrupts import start, stop_signals
 from eventbus.cli.output import note, say, say_json
 from eventbus.durations import seconds
 from eventbus.errors import ConfigError
+from eventbus.listening import Address
 from eventbus.redaction import redact_url
 from eventbus.service import Service
 
@@ -69,19 +70,20 @@ async def _serve(place: Place, named: Sequence[Service], listen: str | None) -> 
     admin = _admin(place)
     services = [*(place.config.outline() if place.config is not None else ()), *named]
     keyring = _keyring(admin)
-    host, port = server.address(listen or admin.listen)
-    server.check(host, bool(keyring))
-    listening = server.bind(host, port)
+    where = Address.parse(listen or admin.listen)
+    server.check(where, bool(keyring))
+    listening = where.bind()
     bus = place.bus()
     must_exist(bus)
     collect()
     with listening, stop_signals() as stopped:
         async with bus:
-            readiness, metrics = BrokerReadiness(bus, services), Metrics(bus, services)
+            readiness = BrokerReadiness(bus, services)
+            metrics = Metrics(bus, services, tenants=admin.tenant_metrics)
             app = make_app(
                 Desk(bus, services, readiness=readiness, metrics=metrics),
                 keyring=keyring,
-                hosts=None if keyring else server.names_of(host),
+                hosts=None if keyring else server.names_of(where),
                 rate=admin.rate,
                 max_body=admin.max_body_kib * 1024,
             )
@@ -119,18 +121,21 @@ def _keyring(admin: AdminTable) -> Keyring:
 
 @asynccontextmanager
 async def health_served(listen: str, plan: Plan) -> AsyncIterator[str]:
-    """`/healthz`, `/readyz` and `/metrics` of a process that consumes; gives the address. See `collect`."""
+    """Health, metrics and stats of a process that consumes; gives the address. See `collect_metrics`."""
     from eventbus.console import server
-    from eventbus.console.app import HEALTH_ROUTES, make_app
+    from eventbus.console.app import HEALTH_ROUTES, OPEN_HEALTH_ROUTES, make_app
     from eventbus.console.desk import Desk
     from eventbus.console.health import ConsumerReadiness
     from eventbus.console.metrics import Metrics
 
     bus, services = plan.bus, plan.services
-    keyring = _keyring(_admin(plan.place))
-    desk = Desk(bus, readiness=ConsumerReadiness(bus, services), metrics=Metrics(bus, services))
-    with server.bind(*server.address(listen)) as listening:
-        async with server.serving(make_app(desk, routes=HEALTH_ROUTES, keyring=keyring), listening) as address:
+    admin = _admin(plan.place)
+    keyring, metrics = _keyring(admin), Metrics(bus, services, tenants=admin.tenant_metrics)
+    desk = Desk(bus, services, readiness=ConsumerReadiness(bus, services), metrics=metrics)
+    where = Address.parse(listen)
+    routes = HEALTH_ROUTES if keyring or where.is_loopback else OPEN_HEALTH_ROUTES
+    with where.bind() as listening:
+        async with server.serving(make_app(desk, routes=routes, keyring=keyring), listening) as address:
             yield address
 
 

@@ -13,7 +13,7 @@ from eventbus.config.models import ListenTable, told
 from eventbus.config.problems import Origin, Path, Problem
 from eventbus.config.validating import problems_of
 from eventbus.errors import ConfigError
-from eventbus.ingest.address import Address, Listening, check_token
+from eventbus.listening import Address, Listening, check_token
 
 
 def listening_by_environment(address: str | None, env: Mapping[str, str] = os.environ) -> Listening | None:

@@ -21,7 +21,7 @@ from eventbus.config.models import BROKER_TABLES, AdminTable, FileTable, told
 from eventbus.config.problems import Origin, Path, Problem, did_you_mean, one_line, safe_url
 from eventbus.config.validating import validate
 from eventbus.errors import ConfigError
-from eventbus.ingest.address import Listening
+from eventbus.listening import Listening
 from eventbus.redaction import redact_url
 from eventbus.service import Service
 

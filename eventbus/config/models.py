@@ -29,7 +29,7 @@ from eventbus.forward.auth import Auth
 from eventbus.forward.breaker import Breaker
 from eventbus.forward.endpoint import check_url
 from eventbus.forward.signing import Signer
-from eventbus.ingest.address import Address, check_token
+from eventbus.listening import Address, check_token
 from eventbus.policy import RetryPolicy
 from eventbus.registry import open_store
 from eventbus.service import MAX_IN_PLACE
@@ -382,10 +382,13 @@ class IdempotencyTable(Table):
 Rates = Annotated[list[RateTable], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
 
 
+ListenAddress = Annotated[str, AfterValidator(_told_by(Address.parse))]
+
+
 class ListenTable(Table):
     """`[listen]`: publishing over HTTP; a token where others than this machine can reach the address."""
 
-    address: Annotated[str, AfterValidator(_told_by(Address.parse))] | None = None
+    address: ListenAddress | None = None
     token: SecretStr | None = None
     token_file: str | None = None
 
@@ -559,9 +562,10 @@ class TokenTable(Table):
 class AdminTable(Table):
     """`[admin]`: the admin API of `eventbus serve`."""
 
-    listen: str = "127.0.0.1:8000"
+    listen: ListenAddress = "127.0.0.1:8000"
     rate: Annotated[float, BeforeValidator(_number(0.1, 1_000_001, "must be a number from 0.1 to 1000000"))] = 50.0
     max_body_kib: Count = 32 * 1024
+    tenant_metrics: Annotated[int, BeforeValidator(_number(0, 1001, "must be a whole number from 0 to 1000"))] = 0
     tokens: list[TokenTable] = Field(default_factory=list)
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from eventbus.console.tokens import Role
 from eventbus.deadletter import DeadLetter
 from eventbus.parking import Report, StatKey
+from eventbus.standing import Standing
 
 Lines: TypeAlias = AsyncIterator[str]
 """An answer of JSON lines, sent as they come."""
@@ -106,6 +107,12 @@ class Turns(TypedDict):
     tenants: list[Turn]
 
 
+class Standings(TypedDict):
+    """The services that are known here."""
+
+    services: list[Standing]
+
+
 class WhoAmI(TypedDict):
     """The token's name, role and tenants (null: all)."""
 
@@ -129,17 +136,18 @@ class Ready(TypedDict):
 
 def encoded(answer: Any) -> bytes:
     """An answer as JSON. In ASCII: a text from a stranger's body may hold what no UTF-8 can say."""
-    value = asdict(answer) if is_dataclass(answer) and not isinstance(answer, type) else answer
     try:
-        return json.dumps(value, allow_nan=False).encode()
+        return json.dumps(answer, allow_nan=False, default=asdict).encode()
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False).encode()
+        return json.dumps(_finite(answer), allow_nan=False).encode()
 
 
 def _finite(value: object) -> object:
     """The same without numbers that JSON does not have: a broker's header may hold one."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

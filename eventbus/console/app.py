@@ -35,6 +35,8 @@ RATE: Final = 50.0
 
 ADMIN_ROUTES: Final[tuple[Route, ...]] = (*watching.ROUTES, *watching.ADMIN, *letters.ROUTES)
 HEALTH_ROUTES: Final[tuple[Route, ...]] = tuple(watching.ROUTES)
+OPEN_HEALTH_ROUTES: Final = tuple(route for route in HEALTH_ROUTES if not route.path.startswith("/admin/"))
+"""What a consumer serves to everybody, where others than this machine can ask and there are no tokens."""
 
 
 def make_app(

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 PATIENCE: Final = 20.0
 """A request that moves letters answers after so many seconds at the latest, and says where to go on: proxies on the
 way give up on a silent connection, and nobody would know how far it came."""
-OUT_OF_TIME: Final = "out of time"
-"""What such an answer says in `stopped`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 
 from eventbus import headers, letterlines
 from eventbus.console.answers import Count, Found, Lines, Messages, Outcome, Queue, Queues, Stats, encoded
-from eventbus.console.desk import OUT_OF_TIME, PATIENCE, Call, KnownQueue
+from eventbus.console.desk import PATIENCE, Call, KnownQueue
 from eventbus.console.orders import (
     EditOrder,
     FilterQuery,
@@ -23,7 +23,7 @@ from eventbus.console.problems import Problem
 from eventbus.console.routing import Route, endpoint
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import ConfigError, UnknownService
-from eventbus.parking import Report
+from eventbus.parking import OUT_OF_TIME, Report
 from eventbus.redaction import redact
 
 ROUTES: Final[list[Route]] = []

@@ -5,8 +5,9 @@ Whatever else this process registers with prometheus_client stands beside them.
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from opentelemetry import metrics
@@ -21,7 +22,11 @@ from eventbus.service import Service
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 """Bounds of the histograms: the SDK's own are made for milliseconds."""
 
-_BREAKER: Final[Mapping[str, int]] = {"closed": 0, "half-open": 1, "open": 2}
+_TURNS: Final = (
+    ("priority", "current_priority", "priority of a tenant's next turn; 1 is the most urgent"),
+    ("consecutive", "consecutive_batch_count", "events of a tenant in a row, so far"),
+    ("rounds_waited", "rounds_without_processing", "turns of others since a tenant's last one"),
+)
 
 
 def collect() -> None:
@@ -44,11 +49,16 @@ def collect() -> None:
 
 
 class Metrics:
-    """Everything there is to tell, asked for by a scrape."""
+    """Everything there is to tell, asked for by a scrape.
 
-    def __init__(self, bus: Bus, services: Sequence[Service]) -> None:
-        self._bus, self._services = bus, services
+    `tenants`: how many of them are told apart, 0 for none. Each is a label of its own, and there may be any number:
+    those with the most dead letters, those served most, and those that have waited longest for their turn are shown.
+    """
+
+    def __init__(self, bus: Bus, services: Sequence[Service], *, tenants: int = 0) -> None:
+        self._bus, self._services, self._tenants = bus, services, tenants
         self._depths: dict[str, Stats] = {}
+        self._parked: dict[str, Mapping[str, int]] = {}
         meter = metrics.get_meter("eventbus")
         meter.create_observable_gauge(
             "eventbus.queue_depth", [self._queue_depth], description="messages of a service, by state"
@@ -56,21 +66,35 @@ class Metrics:
         meter.create_observable_gauge(
             "eventbus.dlq_oldest", [self._dlq_oldest], unit="s", description="age of the oldest dead letter"
         )
+        if tenants:
+            self._gauge_tenants(meter)
+
+    def _gauge_tenants(self, meter: metrics.Meter) -> None:
         meter.create_observable_gauge(
-            "eventbus.breaker_state", [self._breakers], description="0 closed, 1 half-open, 2 open"
+            "eventbus.tenant_parked", [self._tenant_parked], description="dead letters of a tenant"
         )
+        meter.create_observable_counter(
+            "eventbus.tenant_processed", [self._tenant_processed], description="events of a tenant that were started"
+        )
+        for name, field, about in _TURNS:
+            meter.create_observable_gauge(f"eventbus.tenant_{name}", [self._turns(field)], description=about)
 
     async def text(self) -> str:
         """What Prometheus reads. A service the broker does not answer for is left out, not shown as empty."""
         from prometheus_client import REGISTRY, generate_latest
 
         found: dict[str, Stats] = {}
+        parked: dict[str, Mapping[str, int]] = {}
         for service in self._services:
             try:
                 found[service.name] = await self._bus.stats(service)
+                if self._tenants:
+                    # Only where the broker has an index: a scrape must not walk along the whole queue.
+                    parking = self._bus.adapter.parking(service.name, service.prefix)
+                    parked[service.name] = await parking.tally("tenant") or {}
             except EventBusError as error:
                 telemetry.log(logging.WARNING, "depth_unknown", {"service": service.name, "error": str(error)})
-        self._depths = found
+        self._depths, self._parked = found, parked
         return generate_latest(REGISTRY).decode()
 
     def _queue_depth(self, _: CallbackOptions) -> Iterable[Observation]:
@@ -82,10 +106,21 @@ class Metrics:
         for service, stats in self._depths.items():
             yield Observation(stats.oldest_parked or 0.0, {"service": service})
 
-    def _breakers(self, _: CallbackOptions) -> Iterable[Observation]:
+    def _tenant_parked(self, _: CallbackOptions) -> Iterable[Observation]:
+        for service, counts in self._parked.items():
+            most = heapq.nlargest(self._tenants, counts, key=lambda tenant: (counts[tenant], tenant))
+            yield from (Observation(counts[tenant], {"service": service, "tenant": tenant}) for tenant in most)
+
+    def _tenant_processed(self, _: CallbackOptions) -> Iterable[Observation]:
         for service in self._services:
-            for route in service.routes:
-                if route.endpoint is not None and route.endpoint.breaker is not None:
-                    yield Observation(
-                        _BREAKER[route.endpoint.breaker.state], {"service": service.name, "type": route.pattern}
-                    )
+            turns = self._bus.fairness(service)
+            for turn in heapq.nlargest(self._tenants, turns, key=lambda turn: (turn.total_processed, turn.tenant)):
+                yield Observation(turn.total_processed, {"service": service.name, "tenant": turn.tenant})
+
+    def _turns(self, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for service in self._services:
+                for turn in self._bus.fairness(service)[: self._tenants]:  # the most urgent first
+                    yield Observation(getattr(turn, field), {"service": service.name, "tenant": turn.tenant})
+
+        return observe

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final, cast
 
-from eventbus.console.answers import Alive, Ready, Turn, Turns, WhoAmI
+from eventbus.console.answers import Alive, Ready, Standings, Turn, Turns, WhoAmI
 from eventbus.console.desk import Call
 from eventbus.console.problems import Problem
 from eventbus.console.routing import Route, endpoint
+from eventbus.standing import standing
 
 ROUTES: Final[list[Route]] = []
 """What `eventbus run --health` serves, too."""
@@ -41,6 +42,13 @@ async def metrics(call: Call) -> str:
     if call.desk.metrics is None:
         raise Problem(404, "no-metrics", "metrics are not collected here", "pip install 'eventbus-core[otel]'")
     return await call.desk.metrics.text()
+
+
+@endpoint(ROUTES, "GET", "/admin/stats", "viewer", all_tenants=True)
+async def services_stats(call: Call) -> Standings:
+    """Depths of every service; of those this process runs, also the consumer, the endpoints and their breakers."""
+    desk = call.desk
+    return {"services": [await standing(desk.bus, known.service) for known in desk.queues.values()]}
 
 
 @endpoint(ROUTES, "GET", "/admin/fairness/{queue}", "viewer")

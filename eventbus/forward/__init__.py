@@ -3,15 +3,17 @@
 - `endpoint`: the whole of it, one `Endpoint` per URL
 - `cloudevents_http`: the request; `answer`: what the answer means; both pure
 - `signing`, `auth`: who we are; `breaker`: when to leave an endpoint alone
-- `port`: the one method a client must have; `aiohttp_sender` (default) and `httpx_sender` have it
+- `port`: the one method a client must have; `lean_sender` (default), `aiohttp_sender` and `httpx_sender` have it;
+  `senders`: what our own are told
 
 No HTTP client is imported until an endpoint is opened.
 """
 
 from eventbus.forward.auth import Auth
 from eventbus.forward.breaker import Breaker
-from eventbus.forward.endpoint import BREAKER_OPEN, PROBE_FAILED, Endpoint, default_sender
+from eventbus.forward.endpoint import BREAKER_OPEN, PROBE_FAILED, Endpoint
 from eventbus.forward.port import Answer, Sender, SendFailed
+from eventbus.forward.senders import default_sender
 from eventbus.forward.signing import Signer
 
 __all__ = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
 from eventbus.errors import ConfigError
 from eventbus.forward.egress import Egress, literal, resolve
-from eventbus.forward.port import CONNECT_TIMEOUT, MAX_ANSWER_BYTES, Answer, SendFailed
+from eventbus.forward.port import MAX_ANSWER_BYTES, Answer, SendFailed
+from eventbus.forward.senders import OwnSender
 
 try:
     import aiohttp
@@ -25,26 +27,12 @@ _NO_ROUNDING: Final = float("inf")
 _AUTO_HEADERS: Final = ("Accept-Encoding", "Content-Type", "User-Agent")
 
 
-class AiohttpSender:
-    """POST by aiohttp. Opens its pool with the first request, in the running loop; `aclose` when done.
+@dataclass(kw_only=True, eq=False)
+class AiohttpSender(OwnSender):
+    """POST by aiohttp, over one pool."""
 
-    `ssl_context` is for client certificates or a private CA; without it the system's CAs decide.
-    """
-
-    def __init__(
-        self,
-        *,
-        max_connections: int = 256,
-        connect_timeout: float = CONNECT_TIMEOUT,
-        ssl_context: ssl.SSLContext | None = None,
-        egress: Egress = "any",
-    ) -> None:
-        self._max_connections = max_connections
-        self._connect_timeout = connect_timeout
-        self._ssl_context = ssl_context
-        self._egress: Egress = egress
-        self._session: aiohttp.ClientSession | None = None
-        self._checked = ""
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+    _checked: str = field(default="", init=False)
 
     async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes, *, timeout: float) -> Answer:
         """Send one POST and read its answer."""
@@ -52,7 +40,7 @@ class AiohttpSender:
         if session is None:
             session = self._session = self._open()
         limits = aiohttp.ClientTimeout(
-            total=timeout, sock_connect=min(self._connect_timeout, timeout), ceil_threshold=_NO_ROUNDING
+            total=timeout, sock_connect=min(self.connect_timeout, timeout), ceil_threshold=_NO_ROUNDING
         )
         try:
             await self._check_literal(url)
@@ -101,15 +89,15 @@ class AiohttpSender:
         if url != self._checked:
             host = urlsplit(url).hostname or ""
             if literal(host):
-                await resolve(host, 0, self._egress)
+                await resolve(host, 0, self.egress)
             self._checked = url
 
     def _open(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
-            limit=self._max_connections,
+            limit=self.max_connections,
             keepalive_timeout=_KEEP_ALIVE,
-            ssl=self._ssl_context if self._ssl_context is not None else True,
-            resolver=_Resolver(self._egress),
+            ssl=self.ssl_context if self.ssl_context is not None else True,
+            resolver=_Resolver(self.egress),
         )
         return aiohttp.ClientSession(
             connector=connector,

@@ -72,8 +72,8 @@ def worth_halving(outcome: Outcome) -> bool:
     return outcome.status >= 300 and outcome.status not in _ABOUT_THE_ENDPOINT
 
 
-def _attempt(delivery: Delivery) -> dict[str, object]:
-    told: dict[str, object] = {"eventbusattempt": delivery.attempt, "eventbuslastattempt": delivery.is_last_attempt}
+def _attempt(delivery: Delivery) -> dict[str, int | bool]:
+    told: dict[str, int | bool] = {"eventbusattempt": delivery.attempt, "eventbuslastattempt": delivery.is_last_attempt}
     return told | ({"eventbusmaxattempts": delivery.max_attempts} if delivery.max_attempts else {})
 
 

@@ -67,7 +67,8 @@ async def resolve(host: str, port: int, egress: Egress) -> Sequence[str]:
             # What /etc/hosts and nsswitch say holds; so do the odd spellings of addresses, such as 2852039166.
             entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         except (OSError, UnicodeError) as error:
-            raise SendFailed("dns", f"host {host} is not known: {error}", connected=False) from None
+            why = f"host {host} is not known: {error}; check the URL of the route, and DNS as this machine sees it"
+            raise SendFailed("dns", why, connected=False) from None
         found = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     else:
         found = [address]

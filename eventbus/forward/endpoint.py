@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from eventbus import telemetry
@@ -31,6 +30,7 @@ from eventbus.forward.breaker import Breaker, BreakerState
 from eventbus.forward.cloudevents_http import MODES, HeaderList, Mode, build, escape
 from eventbus.forward.egress import EGRESS, Egress, literal, refusal, resolve
 from eventbus.forward.port import Answer, Sender, SendFailed
+from eventbus.forward.senders import SENDERS, SenderKind, default_sender
 from eventbus.forward.signing import Signer
 from eventbus.forward.tls import Tls
 from eventbus.redaction import redact
@@ -42,9 +42,6 @@ BREAKER_OPEN: Final = "breaker open"
 
 PROBE_FAILED: Final = "probe failed"
 """How the reason begins of the REQUEUE for an event that was sent as a probe and found the endpoint still down."""
-
-SenderKind: TypeAlias = Literal["lean", "aiohttp"]
-SENDERS: Final[tuple[SenderKind, ...]] = ("lean", "aiohttp")
 
 _GATEWAY_STATUSES: Final = frozenset({502, 503, 504})
 _STATES: Final[dict[BreakerState, int]] = {"closed": 0, "half-open": 1, "open": 2}
@@ -116,6 +113,8 @@ class Endpoint:
         self._sender = self._own_sender
         self._made_here = False
         self._now = now
+        self.labels: dict[str, str] = {"endpoint": printable(url)}
+        """Who it is, in logs and metrics; its service adds what it knows."""
         self._turns: deque[asyncio.Future[None]] = deque()
         self._lookup: asyncio.Task[None] | None = None
 
@@ -135,11 +134,14 @@ class Endpoint:
                 f"the client of {type(theirs).__name__} and leave them out here"
             )
         self._ready()
+        if self.breaker is not None:
+            telemetry.breakers.add(self)
         if theirs is None and self._lookup is None:
             self._lookup = asyncio.get_running_loop().create_task(self._look_up())
 
     async def aclose(self) -> None:
         """Close the sender if it was made here; one that was handed over belongs to who made it."""
+        telemetry.breakers.discard(self)
         lookup, self._lookup = self._lookup, None
         if lookup is not None:
             lookup.cancel()
@@ -147,6 +149,11 @@ class Endpoint:
         made_here, self._made_here = self._made_here, False
         if made_here and sender is not None:
             await sender.aclose()
+
+    @property
+    def breaker_number(self) -> int:
+        """Where its breaker stands, as metrics tell it."""
+        return 0 if self.breaker is None else _STATES[self.breaker.state]
 
     @property
     def state(self) -> EndpointState:
@@ -161,7 +168,7 @@ class Endpoint:
         if not (self.breaker is None or self.breaker.allow(self._now()) or await self._turn(self.breaker)):
             return self._not_now(self.breaker)
         headers, body = build(delivery, self._single_mode)
-        end, probing = await self._exchange(headers, body, delivery.event.id, delivery.service)
+        end, probing = await self._exchange(headers, body, delivery.event.id)
         if isinstance(end, SendFailed):
             return self._told(outcome_of_failure(end), probing)
         return self._told(outcome_of_answer(end, now=self._now()), probing)
@@ -176,7 +183,7 @@ class Endpoint:
             return self._not_now(self.breaker)
         headers, body = build_batch(deliveries)
         key = next(value for name, value in headers if name == "idempotency-key")
-        end, probing = await self._exchange(headers, body, key, deliveries[0].service)
+        end, probing = await self._exchange(headers, body, key)
         if isinstance(end, SendFailed):
             return self._told(outcome_of_failure(end), probing)
         found = outcomes_of_answer(end, deliveries, now=self._now())
@@ -191,40 +198,35 @@ class Endpoint:
 
     # --- sending ---------------------------------------------------------------------------------------------
 
-    async def _exchange(
-        self, headers: HeaderList, body: bytes, id: str, service: str
-    ) -> tuple[Answer | SendFailed, bool]:
+    async def _exchange(self, headers: HeaderList, body: bytes, id: str) -> tuple[Answer | SendFailed, bool]:
         """What came back, and whether this was the breaker's probe."""
         if self._signer is not None:
             headers += self._signer.headers(escape(id), body, self._now())
         if self._auth is not None:
             headers.append(self._auth.header())
         breaker = self.breaker
-        if breaker is None:
-            return await self._post(headers, body), False
-        epoch, probing = breaker.epoch, breaker.state == "half-open"
+        epoch, probing = (0, False) if breaker is None else (breaker.epoch, breaker.state == "half-open")
+        end: Answer | SendFailed
         try:
-            end = await self._post(headers, body)
+            end = await self._ready().post(self.url, headers, body, timeout=self.timeout)
+            if not 100 <= end.status <= 599:
+                end = SendFailed("protocol", f"the answer has the status {end.status}; there are 100 to 599")
+        except SendFailed as failure:
+            end = failure
         except BaseException:
-            breaker.forget(epoch)  # called off by a shutdown: says nothing of the endpoint
-            self._let_in()
+            if breaker is not None:
+                breaker.forget(epoch)  # called off by a shutdown: says nothing of the endpoint
+                self._let_in()
             raise
+        if breaker is None:
+            return end, False
         # Anything but 5xx shows an endpoint that is alive, however little it likes the event.
         breaker.record(isinstance(end, Answer) and end.status < 500, self._now(), epoch)
         if breaker.epoch != epoch:
-            self._report(breaker, service, end)
+            self._report(breaker, end)
         if self._turns:
             self._let_in()
         return end, probing
-
-    async def _post(self, headers: HeaderList, body: bytes) -> Answer | SendFailed:
-        try:
-            answer = await self._ready().post(self.url, headers, body, timeout=self.timeout)
-        except SendFailed as failure:
-            return failure
-        if not 100 <= answer.status <= 599:
-            return SendFailed("protocol", f"the answer has the status {answer.status}; there are 100 to 599")
-        return answer
 
     def _told(self, outcome: Outcome, probing: bool) -> Outcome:
         if self._auth is not None and outcome.reason:
@@ -255,8 +257,8 @@ class Endpoint:
                 await resolve(parts.hostname or "", parts.port or 0, self._egress)
         except (SendFailed, TimeoutError) as error:
             why = str(error) or f"no answer from DNS within {_LOOKUP_TIMEOUT:g} s"
-            fields = {"endpoint": printable(self.url), "error": why, "advice": "events wait until it is there"}
-            telemetry.log(logging.WARNING, "endpoint_unknown", fields)
+            fields = {"error": why, "advice": "events wait until it is there"}
+            telemetry.log(logging.WARNING, "endpoint_unknown", self.labels | fields)
 
     # --- the breaker -----------------------------------------------------------------------------------------
 
@@ -293,32 +295,14 @@ class Endpoint:
                 turn.set_result(None)
                 room = None if room is None else room - 1
 
-    def _report(self, breaker: Breaker, service: str, end: Answer | SendFailed) -> None:
-        state, url = breaker.state, printable(self.url)
-        telemetry.breaker_state.set(_STATES[state], {"service": service, "endpoint": url})
-        fields: dict[str, object] = {"service": service, "endpoint": url}
+    def _report(self, breaker: Breaker, end: Answer | SendFailed) -> None:
+        state, fields = breaker.state, dict[str, object](self.labels)
         if state == "open":
             fields["error"] = str(end) if isinstance(end, SendFailed) else f"status {end.status}"
             fields["probe_in"] = round(breaker.wait(self._now()), 3)
             telemetry.log(logging.WARNING, "breaker_opened", fields)
         elif state == "closed":
             telemetry.log(logging.INFO, "breaker_closed", fields)
-
-
-def default_sender(
-    kind: SenderKind = "lean",
-    connections: int = 256,
-    egress: Egress = "any",
-    ssl_context: ssl.SSLContext | None = None,
-) -> Sender:
-    """A new sender of ours. Raises ConfigError where its client is not installed."""
-    if kind == "aiohttp":
-        from eventbus.forward.aiohttp_sender import AiohttpSender
-
-        return AiohttpSender(max_connections=connections, egress=egress, ssl_context=ssl_context)
-    from eventbus.forward.lean_sender import LeanSender
-
-    return LeanSender(max_connections=connections, egress=egress, ssl_context=ssl_context)
 
 
 def check_url(url: str, egress: Egress = "any") -> None:

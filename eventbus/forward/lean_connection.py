@@ -44,14 +44,14 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         # The answer that is being read:
         self._status = 0
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._size = 0  # of the body
         self._head = 0  # of the headers
         self._wire = 0  # of everything
         self._interim = 0  # 1xx answers before it
         self._headers_done = False
-        self._until_close = False  # its length is not told
+        self._until_close = True  # its length is not told
         self._complete = False
         self._keep = False
         self._trailing = False  # something follows it that is not ours
@@ -154,8 +154,12 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header line."""
         self._head += len(name) + len(value) + 4
-        if not self._headers_done:  # those of a trailer, or of junk after the answer, say nothing
-            self._headers.append((name, value))
+        if self._headers_done:  # those of a trailer, or of junk after the answer, say nothing
+            return
+        said, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self._headers.setdefault(said, text)
+        if said == "content-length" or (said == "transfer-encoding" and "chunked" in text):
+            self._until_close = False
 
     def on_headers_complete(self) -> None:
         """The empty line after the headers."""
@@ -163,8 +167,6 @@ class Connection(asyncio.Protocol):
             return
         self._headers_done = True
         self._status = self._parser.get_status_code()
-        names = {name.lower(): value for name, value in self._headers}
-        self._until_close = b"content-length" not in names and b"chunked" not in names.get(b"transfer-encoding", b"")
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
@@ -188,16 +190,14 @@ class Connection(asyncio.Protocol):
 
     def _clear(self) -> None:
         self._status = self._size = self._head = self._wire = self._interim = 0
-        self._headers, self._body = [], []
-        self._headers_done = self._until_close = self._complete = self._keep = self._trailing = False
+        self._headers, self._body = {}, []
+        self._until_close = True
+        self._headers_done = self._complete = self._keep = self._trailing = False
 
     def _finish(self) -> None:
         assert self._answer is not None
         assert self._transport is not None
-        headers: dict[str, str] = {}
-        for name, value in self._headers:
-            headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
-        answer = Answer(self._status, headers, b"".join(self._body)[:MAX_ANSWER_BYTES])
+        answer = Answer(self._status, self._headers, b"".join(self._body)[:MAX_ANSWER_BYTES])
         # An endpoint that answers before it has read the request will not read a second one in its right place.
         unread = self._transport.get_write_buffer_size() > 0
         self.reusable = self._keep and not self._trailing and not unread and not self.gone

@@ -17,12 +17,14 @@ import math
 import ssl
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 from eventbus.errors import ConfigError
-from eventbus.forward.egress import Egress, resolve
-from eventbus.forward.port import CONNECT_TIMEOUT, Answer, SendFailed
+from eventbus.forward.egress import resolve
+from eventbus.forward.port import Answer, SendFailed
+from eventbus.forward.senders import OwnSender
 
 try:
     from eventbus.forward.lean_connection import Connection
@@ -38,26 +40,12 @@ _ONE_WRITE: Final = 64 * 1024
 _UNQUOTED: Final = "!#$%&'()*+,/:;=?@[]~"
 
 
-class LeanSender:
-    """POST over kept connections, at most `max_connections` to one host. Opens them when needed; `aclose` when done.
+@dataclass(kw_only=True, eq=False)
+class LeanSender(OwnSender):
+    """POST over kept connections, at most `max_connections` to one host."""
 
-    `ssl_context` is for client certificates or a private CA; without it the system's CAs decide.
-    """
-
-    def __init__(
-        self,
-        *,
-        max_connections: int = 256,
-        connect_timeout: float = CONNECT_TIMEOUT,
-        ssl_context: ssl.SSLContext | None = None,
-        egress: Egress = "any",
-    ) -> None:
-        self._max_connections = max_connections
-        self._connect_timeout = connect_timeout
-        self._ssl_context = ssl_context
-        self._egress: Egress = egress
-        self._targets: dict[str, _Target] = {}
-        self._pools: dict[tuple[str, str, int], _Pool] = {}
+    _targets: dict[str, _Target] = field(default_factory=dict, init=False)
+    _pools: dict[tuple[str, str, int], _Pool] = field(default_factory=dict, init=False)
 
     async def post(self, url: str, headers: Sequence[tuple[str, str]], body: bytes, *, timeout: float) -> Answer:
         """Send one POST and read its answer."""
@@ -104,10 +92,8 @@ class LeanSender:
         key = (parts.scheme, host, port or (443 if secure else 80))
         pool = self._pools.get(key)
         if pool is None:
-            context = (self._ssl_context or ssl.create_default_context()) if secure else None
-            pool = self._pools[key] = _Pool(
-                key[1], key[2], context, self._egress, self._max_connections, self._connect_timeout
-            )
+            context = (self.ssl_context or ssl.create_default_context()) if secure else None
+            pool = self._pools[key] = _Pool(key[1], key[2], context, self)
         target = self._targets[url] = _Target(pool, _start(parts.path, parts.query, host, port))
         return target
 
@@ -122,19 +108,11 @@ class _Target:
 class _Pool:
     """The connections to one host: those in use are with their requests, the idle ones here, latest first."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        context: ssl.SSLContext | None,
-        egress: Egress,
-        places: int,
-        connect_timeout: float,
-    ) -> None:
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None, told: OwnSender) -> None:
         self.loop = asyncio.get_running_loop()
-        self._host, self._port, self._context, self._egress = host, port, context, egress
-        self._places = places
-        self._connect_timeout = connect_timeout
+        self._host, self._port, self._context, self._egress = host, port, context, told.egress
+        self._places = told.max_connections
+        self._connect_timeout = told.connect_timeout
         self._taken = 0  # places: connections, and attempts to make one
         self._idle: deque[Connection] = deque()
         self._all: set[Connection] = set()

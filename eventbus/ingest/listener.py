@@ -18,6 +18,7 @@ from eventbus.ingest.exchange import Exchange
 from eventbus.ingest.intake import Intake
 from eventbus.ingest.protocol import Connection
 from eventbus.ingest.requests import Refused
+from eventbus.listening import Address
 
 MAX_CONNECTIONS: Final = 1024
 MAX_HELD: Final = 64 * 1024 * 1024
@@ -51,8 +52,7 @@ class Listener:
     @property
     def address(self) -> str:
         """Where it listens."""
-        host, port = self._socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return str(Address(*self._socket.getsockname()[:2]))
 
     async def __aenter__(self) -> Listener:
         await self.open()

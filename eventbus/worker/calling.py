@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
+import math
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Final
@@ -52,6 +52,7 @@ class Deadlines:
         # Calls with the same timeout end in the order of their start, so the first of each group is the next due.
         self._groups: dict[float, dict[Call, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf  # the deadline that the timer is for: nobody's is before it
 
     def start(self, timeout: float, on_timeout: Callable[[], None] | None = None) -> Call:
         """Watch the current task's call."""
@@ -59,7 +60,7 @@ class Deadlines:
         assert task is not None
         call = Call(self._loop.time() + timeout, task, on_timeout)
         self._groups.setdefault(timeout, {})[call] = None
-        if self._timer is None or call.deadline < self._timer.when():
+        if call.deadline < self._due:
             self._arm(call.deadline)
         return call
 
@@ -76,10 +77,11 @@ class Deadlines:
     def _arm(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._due = when
         self._timer = self._loop.call_at(when + _GRAIN, self._sweep)
 
     def _sweep(self) -> None:
-        self._timer = None
+        self._timer, self._due = None, math.inf
         now = self._loop.time()
         following: float | None = None
         for group in self._groups.values():
@@ -149,11 +151,12 @@ def rest_of(paused: Paused) -> Generator[object, object, object]:
             run(coroutine.close)
             raise
         except BaseException as error:  # noqa: BLE001 - cancellation too belongs into the handler
-            step: Callable[[], object] = functools.partial(run, coroutine.throw, error)
+            step: Callable[..., object] = coroutine.throw
+            answer = error
         else:
-            step = functools.partial(run, coroutine.send, answer)
+            step = coroutine.send
         try:
-            waiting_for = step()
+            waiting_for = run(step, answer)
         except StopIteration as end:
             return end.value
         except GeneratorExit as error:

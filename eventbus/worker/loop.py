@@ -49,6 +49,8 @@ MAX_HELD_BYTES: Final = 64 * 1024 * 1024
 """Bodies a worker holds before it stops receiving: prefetch counts messages, and they may be large."""
 DIVERT_INTERVAL: Final = 0.25
 FLUSH_TIMEOUT: Final = 10.0
+ANSWER_TIMEOUT: Final = 2.0
+"""How long the process stands still for the broker's word about a suspect that was handled."""
 Observe: TypeAlias = Callable[[Delivery, Outcome, Settlement], None]
 """Told of every outcome and what was decided; TestBus keeps them."""
 
@@ -119,10 +121,13 @@ class Worker:
         self._left: list[Delivery] = []
         self._alone = asyncio.Event()
         self._alone.set()
+        self._lonely: Delivery | None = None
+        self._answered = asyncio.Event()
         self._failure: BaseException | None = None
         self._in_place: list[float] = []
         self._observe = observe
         self._acked: Counter[tuple[str, int | None]] | None = Counter() if telemetry.measuring() else None
+        """What was acknowledged since the last settlement; None where nobody counts anything."""
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._suspected = asyncio.Event()
@@ -368,7 +373,13 @@ class Worker:
             share = self._prefetch if len(self.service.routes) == 1 else max(1, self._prefetch // 2)
             lane = self._shapes.lane(route, share)
             runner = Runner(
-                route, lane, clock=self._clock, deadlines=self._deadlines, solitude=self._solitude, office=self
+                route,
+                lane,
+                service=self.service.name,
+                clock=self._clock,
+                deadlines=self._deadlines,
+                solitude=self._solitude,
+                office=self,
             )
             self._runners[id(route)] = runner
             if route.batch is not None:
@@ -473,7 +484,12 @@ class Worker:
         route = self.service.route(delivery.event.type)
         assert route is not None
         telemetry.log(logging.WARNING, "suspect_handled_alone", telemetry.about(delivery))
+        self._lonely = delivery
+        self._answered.clear()
         await self._runner(route).handle_alone(delivery)
+        # Its note says "crashed" until the broker has its outcome. The next suspect may kill us, so not before that.
+        await wait_for(self._answered, ANSWER_TIMEOUT)
+        self._lonely = None
 
     def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
         """Decide what an outcome means, and see that it is carried out."""
@@ -535,6 +551,8 @@ class Worker:
         else:
             self._requeued(delivery, outcome, self._clock.now())
         delivery.noted = delivery.suspect = False
+        if delivery is self._lonely:
+            self._answered.set()
         self._wait_in_order(delivery, settlement)
 
     def _wait_in_order(self, delivery: Delivery, settlement: Retry | Requeue) -> None:
@@ -646,6 +664,8 @@ class Worker:
     def _forget(self, deliveries: Sequence[Delivery]) -> None:
         self._held -= len(deliveries)
         self._held_bytes -= sum([len(delivery.event.body) for delivery in deliveries])
+        if self._lonely is not None and self._lonely in deliveries:
+            self._answered.set()
         self._room.set()
 
     def _on_lost(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
@@ -724,12 +744,13 @@ class Worker:
     # --- tell ------------------------------------------------------------------------------------------------
 
     def _count(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
-        labels = {"service": self.service.name, "type": delivery.event.type}
-        verdict = _VERDICTS.get(type(settlement), "release")
-        telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})
-        if isinstance(settlement, Retry):
-            telemetry.retries.add(1, labels | {"attempt": delivery.attempt})
-            telemetry.retry_delay.record(settlement.delay, labels)
+        if self._acked is not None:
+            labels = {"service": self.service.name, "type": delivery.event.type}
+            verdict = _VERDICTS.get(type(settlement), "release")
+            telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})
+            if isinstance(settlement, Retry):
+                telemetry.retries.add(1, labels | {"attempt": delivery.attempt})
+                telemetry.retry_delay.record(settlement.delay, labels)
         if isinstance(settlement, Ack) and settlement.discarded:
             fields = telemetry.about(delivery) | {"reason": settlement.discarded}
             telemetry.log(logging.ERROR, "message_discarded", fields)

@@ -60,6 +60,7 @@ class Runner:
         route: Route,
         lane: Lane[Delivery] | ShapedLane[Delivery],
         *,
+        service: str,
         clock: Clock,
         deadlines: Deadlines,
         solitude: Solitude,
@@ -81,10 +82,11 @@ class Runner:
         self._alone_hung: asyncio.Event | None = None
         self._closing = False
         self._flushing = False
-        self._labels = {"route": route.name}
+        self._labels = {"service": service, "route": route.name}
+        self._in_place = route.policy.retry.mode == "in-place"
         # Whether handlers run up to their first wait right where they were taken from the lane. Most of them end
         # there: those cost no coroutine, no deadline and no wake-up of another member of the pool.
-        self._eager = route.batch is None and route.signature.is_async and not (self._measuring or self._tracing)
+        self._eager = route.batch is None and route.signature.is_async and not self._tracing
 
     # --- the pool --------------------------------------------------------------------------------------------
 
@@ -177,12 +179,14 @@ class Runner:
                     solitude.enter()
                     await self._handle_batch(taken)
                     continue
+                started = time.perf_counter() if self._measuring else 0.0
                 begun = self._begin(taken) if self._eager and taken.event.expires_at is None else None
-                if begun is ACKED:
-                    self._conclude(taken, ACKED)
+                if begun is ACKED or (isinstance(begun, Outcome) and not self._in_place):
+                    self._took(started)
+                    self._conclude(taken, begun)
                 else:
                     solitude.enter()
-                    await self._handle(taken, begun)
+                    await self._handle(taken, begun, started)
             finally:
                 self._ended(1 if isinstance(taken, Delivery) else len(taken))
             if loop.time() - breath > _LONG_RUN:
@@ -231,14 +235,18 @@ class Runner:
             self._ended(1)
 
     async def _handle(
-        self, delivery: Delivery, begun: Outcome | Paused | None = None, *, in_place: bool = True
+        self, delivery: Delivery, begun: Outcome | Paused | None = None, started: float = 0.0, *, in_place: bool = True
     ) -> None:
         """Call the handler, again and again if its policy retries in place; then pass on what came of it."""
         left = False  # whether the door of solitude was closed behind us already
         try:
             while begun is not None or not self._office.expired(delivery):
-                outcome = await self._outcome(delivery, begun)
-                begun = None
+                if begun is None:
+                    outcome = await self._outcome(delivery)
+                else:
+                    outcome = begun if isinstance(begun, Outcome) else await self._outcome_of(begun)
+                    self._took(started)
+                    begun = None
                 if outcome is None:  # a thread that hung: answered for already, and no longer counted
                     left = True
                     return
@@ -283,11 +291,17 @@ class Runner:
             return failure(error)
         return begun if isinstance(begun, Paused) else self._said(begun.value)
 
-    async def _outcome(self, delivery: Delivery, begun: Outcome | Paused | None) -> Outcome | None:
-        if isinstance(begun, Outcome):
-            return begun
+    async def _outcome_of(self, paused: Paused) -> Outcome:
+        """The outcome of a handler that has begun."""
+        try:
+            return self._said(await self._rest(paused))
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+            return failure(error)
+
+    async def _outcome(self, delivery: Delivery) -> Outcome | None:
+        """The same from the beginning, measured and traced where somebody listens."""
         if not (self._measuring or self._tracing):
-            return await self._call(delivery, begun)
+            return await self._call(delivery)
         started = time.perf_counter()
         if self._tracing:
             with telemetry.consumer_span(delivery) as span:
@@ -296,14 +310,16 @@ class Runner:
                     telemetry.failed(span, repr(outcome.error))
         else:
             outcome = await self._call(delivery)
-        telemetry.handler_seconds.record(time.perf_counter() - started, {"service": delivery.service} | self._labels)
+        self._took(started)
         return outcome
 
-    async def _call(self, delivery: Delivery, begun: Paused | None = None) -> Outcome | None:
+    def _took(self, started: float) -> None:
+        if self._measuring:
+            telemetry.handler_seconds.record(time.perf_counter() - started, self._labels)
+
+    async def _call(self, delivery: Delivery) -> Outcome | None:
         """The handler's outcome, whatever it does; None if it hangs in a thread and was answered for."""
         try:
-            if begun is not None:
-                return self._said(await self._rest(begun))
             arguments = self._decode(delivery)
             if isinstance(arguments, Outcome):
                 return arguments
@@ -348,7 +364,7 @@ class Runner:
 
     async def _rest(self, paused: Paused) -> object:
         """Await the rest of a handler within its deadline, which counts from here: until now nobody else ran either."""
-        if self._eager:
+        if self._eager and self.lane.running < self.lane.limit:
             self._wake(self.lane.limit)
         timeout = self.route.timeout
         call = self._deadlines.start(timeout)

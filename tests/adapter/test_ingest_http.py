@@ -18,10 +18,9 @@ from cloudevents.core.bindings.http import to_binary_event, to_structured_event
 from cloudevents.core.v1.event import CloudEvent
 
 from eventbus import Bus, Event, PublishError, PublishResult, Service
-from eventbus.errors import ConfigError
 from eventbus.ingest import intake, listener, protocol
-from eventbus.ingest.address import Address
 from eventbus.ingest.listener import Listener
+from eventbus.listening import Address
 from tests.brokers import rabbit, redis
 
 DEADLINE = 20.0
@@ -559,34 +558,3 @@ async def test_a_bug_in_an_adapter_is_an_answer(bus: Bus, monkeypatch: pytest.Mo
     async with ask(bus) as question:
         assert (await question(post(ce_id="bad"))).status == 503
         assert (await question(post(ce_id="good"))).status == 202
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("8080", "write HOST:PORT"), ("a:b", "HOST:PORT"), ("::1:80", "brackets"), (":80", "say where"), ("a:70000", "P")],
-)
-def test_addresses_that_are_none(text: str, words: str) -> None:
-    """One line that says how to write it."""
-    with pytest.raises(ConfigError, match=words):
-        Address.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "loopback"),
-    [
-        *[(text, True) for text in ("127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1")],
-        *[(text, False) for text in ("0.0.0.0:1", "[::]:1", "10.0.0.1:1", "bus.example:1")],
-    ],
-)
-def test_who_can_reach_an_address(text: str, loopback: bool) -> None:
-    """Only this machine, or others too."""
-    address = Address.parse(text)
-    assert (str(address), address.is_loopback) == (text, loopback)
-
-
-def test_an_address_that_is_taken() -> None:
-    """Says which, and why not."""
-    with Address("127.0.0.1", 0).bind() as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"'127.0.0.1:{port}': cannot be listened on: Address already in use"):
-            Address("127.0.0.1", port).bind()

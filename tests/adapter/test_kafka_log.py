@@ -21,15 +21,17 @@ from eventbus import (
     Service,
     TopologyMismatch,
     UnknownService,
+    headers,
 )
 from eventbus.errors import BrokerUnavailable
-from eventbus.settlement import ACK
+from eventbus.settlement import ACK, Release, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter
 from eventbus_kafka._client import TP
 from eventbus_kafka.log import LogConsumer
 from tests.brokers.kafka import shared_url
 
+RELEASE_UNNOTED = Release({headers.CRASHES: None})
 SMALL = {"partitions": 1, "retry_partitions": 1, "dlq_partitions": 1, "session_timeout": "3s"}
 
 
@@ -54,8 +56,8 @@ class Place:
         await producer.start()
         try:
             batch = producer.create_batch()
-            for key, value, headers in records:
-                batch.append(key=key, value=value, timestamp=None, headers=list(headers))
+            for key, value, fields in records:
+                batch.append(key=key, value=value, timestamp=None, headers=list(fields))
             await (await producer.send_batch(batch, f"{self.prefix}.main", partition=0))
         finally:
             await producer.stop()
@@ -459,6 +461,24 @@ async def test_a_log_that_was_cut_is_read_from_where_it_begins_now(place: Place)
             assert [delivery.event.data for delivery in again] == [0, 1, 2]
             assert await consumer.settle([(delivery, ACK) for delivery in first]) == ["lost"] * 3
             assert await consumer.settle([(delivery, ACK) for delivery in again]) == ["done"] * 3
+
+
+@pytest.mark.parametrize("settlement", [ACK, RELEASE_UNNOTED], ids=["done", "handed back"])
+async def test_a_crash_note_is_gone_once_its_message_is_settled(place: Place, settlement: Settlement) -> None:
+    """At once and not with the next regular commit: the process may be killed by another message before that."""
+    service = place.service()
+    async with place.bus(commit_interval="60s") as bus:
+        await bus.provision(service)
+        await bus.publish("a")
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            (delivery,) = await _receive(consumer)
+            assert await consumer.note(delivery, {"x-crashes": 1})
+            assert await consumer.settle([(delivery, settlement)]) == ["done"]
+            assert isinstance(bus.adapter, KafkaAdapter)
+            committed = await bus.adapter.client.committed(f"{place.prefix}.{service.name}")
+            at, metadata = committed[f"{place.prefix}.main", 0]
+    assert at == (1 if settlement is ACK else 0)
+    assert "x-crashes" not in metadata
 
 
 async def _receive(consumer: object) -> list[Delivery]:

@@ -105,7 +105,7 @@ class Life:
         self.adapter.options = before
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.one_of(PARKED, CHANGES), max_size=8))
 def test_the_index_equals_a_full_scan_after_every_operation(steps: list[tuple[object, ...]]) -> None:
     """Park, re-drive, purge, read, put off, expire by number and by age, in any order."""

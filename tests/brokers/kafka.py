@@ -6,10 +6,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import fcntl
-import functools
 import os
 import shutil
 import signal
@@ -21,9 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pytest
-
-from tests.brokers.rabbit import cache
+from tests.brokers.sharing import Shared, cache, locked
 
 URL_VARIABLE = "EVENTBUS_TEST_KAFKA_URL"
 VERSION = "4.1.0"
@@ -78,9 +73,7 @@ def install() -> bool:
     """Bring Java from Debian's packages and Kafka by Maven, where they are missing and that is possible."""
     if installed():
         return True
-    cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "install.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(cache() / "install.lock"):
         if installed():
             return True
         if shutil.which("java") is None or shutil.which("mvn") is None:
@@ -255,29 +248,22 @@ def _java(*options: str) -> list[str]:
     return ["java", *options, *quick, "-cp", f"{libraries()}/*"]
 
 
-@functools.cache
+SHARED = Shared("Kafka", URL_VARIABLE, KafkaNode(), install, installed, by_hand="it needs Java 17 and Maven")
+need = SHARED.need
+
+
 def shared_url() -> str:
-    """The broker that tests share: given by the environment, running already, or started for this run.
-
-    Where it cannot be had: a skip that says so; under CI a failure.
-    """
-    given = os.environ.get(URL_VARIABLE)
-    if given:
-        return given
-    need()
+    """The broker that tests share: given by the environment, running already, or started now."""
+    if SHARED.given:
+        return SHARED.given
     shared = KafkaNode()
-    if not shared.answers():
-        shutil.rmtree(shared.folder, ignore_errors=True)
+
+    def start() -> None:
+        shutil.rmtree(shared.folder, ignore_errors=True)  # reading the topics of past runs would take longer
         shared.start()
-        atexit.register(shared.kill)
+
+    SHARED.use(start, shared.kill)
     return shared.url
-
-
-def need() -> None:
-    """Skip (under CI: fail) where Kafka is not installed."""
-    if not installed():
-        reason = "Kafka is not installed: `make brokers`, or set EVENTBUS_TEST_KAFKA_URL"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
 @contextlib.contextmanager
@@ -315,25 +301,5 @@ def cluster(first_port: int, folder: Path, conf: str = "") -> Iterator[list[Kafk
             each.kill()
 
 
-def main() -> int:
-    what = sys.argv[1] if len(sys.argv) > 1 else "url"
-    given = os.environ.get(URL_VARIABLE)
-    shared = KafkaNode()
-    if what == "install":
-        return 0 if given or install() else 1
-    if what == "start":
-        if not given:
-            if not install():
-                print("Kafka is missing and cannot be installed here: it needs Java 17 and Maven", file=sys.stderr)
-                return 1
-            shared.start()
-        print(f"{URL_VARIABLE}={given or shared.url}")
-    elif what == "stop":
-        shared.stop()
-    else:
-        print(given or shared.url)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SHARED.main())

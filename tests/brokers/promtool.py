@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import pytest
-
-from tests.brokers.rabbit import cache
+from tests.brokers.sharing import cache, missing
 
 CACHE = cache()
 
@@ -24,12 +21,15 @@ def find() -> str | None:
 
 def check_metrics(text: str) -> None:
     """Names, units, types and helps of metrics as Prometheus wants them."""
+    run("check", "metrics", input=text)
+
+
+def run(*arguments: str, input: str = "", folder: Path | None = None) -> None:
+    """Let it check something; fails with what it says. Where there is none: a skip, under CI a failure."""
     found = find()
     if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("promtool is missing: make brokers-install")
-        pytest.skip("promtool is missing: make brokers-install fetches it")
-    done = subprocess.run([found, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        missing("promtool is missing: make brokers-install fetches it")
+    done = subprocess.run([found, *arguments], input=input, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

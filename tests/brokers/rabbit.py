@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import os
 import shutil
@@ -20,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.brokers.sharing import Shared, cache, locked
 
 URL_VARIABLE = "EVENTBUS_TEST_RABBIT_URL"
 HOME_VARIABLE = "EVENTBUS_RABBIT_HOME"
@@ -45,12 +44,6 @@ apt-get -q -y -o DPkg::Lock::Timeout=600 install --no-install-recommends rabbitm
 """
 
 
-def cache() -> Path:
-    """Where brokers keep their data: outside the tree."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "eventbus-brokers"
-
-
 def binaries(home: str | None = None) -> Path | None:
     """The folder of RabbitMQ's scripts, if it is installed."""
     found = Path(home or os.environ.get(HOME_VARIABLE) or "/usr/lib/rabbitmq") / "bin"
@@ -67,9 +60,7 @@ def install() -> bool:
         return True
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
-    cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "install.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(cache() / "install.lock"):
         return installed() or (subprocess.run(["sh", "-c", INSTALL], check=False).returncode == 0 and installed())
 
 
@@ -237,32 +228,22 @@ def _listens(port: int) -> bool:
     return True
 
 
+SHARED = Shared("RabbitMQ", URL_VARIABLE, RabbitNode(), install, installed, by_hand="apt-get install rabbitmq-server")
+need = SHARED.need
+
+
 @functools.cache
 def shared_url() -> str:
-    """The broker that tests share: given by the environment, running already, or started for this run.
-
-    Where it cannot be had: a skip that says so; under CI a failure.
-    """
-    given = os.environ.get(URL_VARIABLE)
-    if given:
-        return given
-    need()
-    shared = RabbitNode()
-    if not shared.answers():
-        shared.start()
-        atexit.register(shared.stop)
+    """The broker that tests share: given by the environment, running already, or started now."""
+    if SHARED.given:
+        return SHARED.given
+    SHARED.use()
     vhost = f"tests-{os.getpid()}"  # of its own, so that queues of past runs do not pile up on a broker that stays
+    shared = RabbitNode()
     shared.ctl("add_vhost", vhost)
     shared.ctl("set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
     atexit.register(shared.ctl, "delete_vhost", vhost)
     return shared.url + vhost
-
-
-def need() -> None:
-    """Skip (under CI: fail) where RabbitMQ is not installed."""
-    if not installed():
-        reason = "RabbitMQ is not installed: `make brokers`, or set EVENTBUS_TEST_RABBIT_URL"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
 @contextlib.contextmanager
@@ -278,27 +259,5 @@ def node(name: str, port: int, folder: Path, conf: str = "") -> Iterator[RabbitN
         fresh.kill()
 
 
-def main() -> int:
-    what = sys.argv[1] if len(sys.argv) > 1 else "url"
-    given = os.environ.get(URL_VARIABLE)
-    shared = RabbitNode()
-    if what == "install":
-        return 0 if given or install() else 1
-    if what == "start":
-        if not given:
-            if not install():
-                print(
-                    "RabbitMQ is missing and cannot be installed here: apt-get install rabbitmq-server", file=sys.stderr
-                )
-                return 1
-            shared.start()
-        print(f"{URL_VARIABLE}={given or shared.url}")
-    elif what == "stop":
-        shared.stop()
-    else:
-        print(given or shared.url)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SHARED.main())

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-import pytest
+from tests.brokers.sharing import missing
 
 CONFIG = Path(__file__).parents[2] / "docs" / "redis.conf"
 URL = "EVENTBUS_TEST_REDIS_URL"
 BINARY = os.environ.get("EVENTBUS_TEST_REDIS_SERVER", "redis-server")
-PORTS = range(6391, 6400)
+PORTS = range(6391, 6440)
 """Below the ephemeral range: a reconnecting client would otherwise sit on the server's own port one day. 6390 is
 that of `make brokers`."""
 
@@ -122,6 +122,7 @@ def claim_port() -> int:
             lock.close()
             continue
         _claimed[port] = lock
+        atexit.register(lock.close)
         return port
     raise AssertionError(f"all ports from {PORTS[0]} to {PORTS[-1]} are taken")
 
@@ -129,10 +130,7 @@ def claim_port() -> int:
 def require() -> None:
     """Skip where there is no redis-server; in CI that is a failure."""
     if shutil.which(BINARY) is None:
-        reason = "no redis-server here: run `make brokers`, or apt-get install redis-server"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing("no redis-server here: run `make brokers`, or apt-get install redis-server")
 
 
 _shared: list[RedisServer] = []

@@ -17,6 +17,7 @@ LEAST = {
     "alive": None,
     "ready": None,
     "metrics": "viewer",
+    "services_stats": "viewer",
     "who_am_i": "viewer",
     "tenants_turns": "viewer",
     "list_queues": "viewer",

@@ -107,7 +107,6 @@ class WithToken:
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,
-    deadline=None,
     derandomize="EVENTBUS_SCHEMA_EXAMPLES" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )

@@ -20,6 +20,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "alive": [{"path": "/healthz"}],
     "ready": [{"path": "/readyz"}],
     "metrics": [{"path": "/metrics"}],
+    "services_stats": [{"path": "/admin/stats"}],
     "who_am_i": [{"path": "/admin/whoami"}],
     "tenants_turns": [{"path": "/admin/fairness/wms-cincout"}],
     "list_queues": [{"path": "/admin/dlq/queues"}],

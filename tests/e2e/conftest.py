@@ -22,6 +22,7 @@ DEADLINE = 30.0
 
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EVENTBUS_")}
+    kept.pop("COLUMNS", None)  # the terminal says how wide it is
     return kept | {"PYTHONUNBUFFERED": "1"} | more
 
 

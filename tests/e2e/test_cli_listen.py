@@ -97,7 +97,7 @@ def test_publishing_only(cli: Cli) -> None:
     ("text", "option", "words"),
     [
         ("", "0.0.0.0:0", "--listen = '0.0.0.0:0': others than this machine can reach it, so a token is needed"),
-        ("", "8080", "--listen = '8080': write HOST:PORT"),
+        ("", "nowhere", "--listen = 'nowhere': write HOST:PORT"),
         ("address = '[::]:0'", "", "bus.toml: listen.address = '[::]:0': others than this machine"),
         ("address = '127.0.0.1:0'\ntoken_file = 'none'", "", "listen.token_file: cannot be read: none: No such file"),
         ("address = '127.0.0.1:0'\ntoken_file = 'empty'", "", "listen.token_file: empty: the token must be"),

@@ -66,7 +66,7 @@ def test_a_token_is_made_shown_once_and_taken(cli: Cli, letters: dict[str, str])
         (("serve", "--url", "sqlite:///nowhere.db"), 3, "there is no file"),
         (("serve", "--url", "memory://", "--listen", "0.0.0.0:18790"), 2, "needs a token"),
         (("serve", "--url", "memory://", "--listen", "[::]:18790"), 2, "needs a token"),
-        (("serve", "--url", "memory://", "--listen", "nowhere"), 2, "is no address to listen on"),
+        (("serve", "--url", "memory://", "--listen", "nowhere"), 2, "write HOST:PORT"),
         (("run", "app:wms", "--url", "memory://", "--health", "x"), 2, "app"),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_port_that_is_taken(cli: Cli, letters: dict[str, str]) -> None:
     """The second server says so."""
     _, address = served(cli, "--url", "sqlite:///bus.db", "--service", "wms-cincout")
     done = cli("serve", "--url", "sqlite:///bus.db", "--listen", address.removeprefix("http://"))
-    assert (done.returncode, "cannot listen on" in done.stderr) == (2, True)
+    assert (done.returncode, "cannot be listened on" in done.stderr) == (2, True)
 
 
 def test_without_a_file_services_are_named_or_asked_for(cli: Cli, letters: dict[str, str]) -> None:
@@ -155,6 +155,66 @@ def test_health_and_metrics_of_a_process_that_consumes(
     assert labelled(found, "eventbus_dlq_oldest_seconds", **service) >= 0
     assert running.end() == 0
     promtool.check_metrics("".join(line for line in answer.text.splitlines(True) if "eventbus_" in line))
+
+
+SHAPED = """
+url = "sqlite:///bus.db"
+[admin]
+tenant_metrics = 1
+[services.wms-cincout]
+retry = { max_retries = 0 }
+fairness = true
+idempotency = { window = "1h" }
+[[services.wms-cincout.routes]]
+on = "order.*"
+handler = "app:handle"
+[[services.wms-cincout.routes]]
+on = "invoice.*"
+forward = "http://127.0.0.1:9/events"
+breaker = { failures = 1, open = "60s" }
+"""
+
+
+def test_metrics_of_tenants_duplicates_and_breakers(
+    cli: Cli, until: Callable[[Callable[[], object], str], None]
+) -> None:
+    """The first tenant of each kind only, as asked for; what came twice; every breaker in every scrape."""
+    cli.write("app.py", HANDLER)
+    cli.write("bus.toml", SHAPED)
+    running = cli.start("run", "bus.toml", "--health", "127.0.0.1:0", "--log", "json", env={"PYTHONPATH": "."})
+    [row] = running.wait_for("health")
+    running.wait_for("started")
+
+    def publish(tenant: str, id: str, ok: bool, type: str = "order.created") -> None:
+        words = ("publish", type, json.dumps({"ok": ok}), "--tenant", tenant, "--id", id, "--config", "bus.toml")
+        assert cli(*words).returncode == 0
+
+    for tenant, id in (("acme", "1"), ("acme", "2"), ("globex", "3")):
+        publish(tenant, id, ok=False)
+    running.wait_for("message_parked", 3)
+    publish("globex", "4", ok=True)
+
+    def read() -> dict[Any, float]:
+        return figures(httpx.get(f"{row['address']}/metrics").text)
+
+    until(
+        lambda: any(name == "eventbus_handled_total" and ("verdict", "ack") in said for name, said in read()), "acked"
+    )
+    publish("globex", "4", ok=True)
+    running.wait_for("duplicate_skipped")
+    publish("initech", "5", ok=True, type="invoice.due")
+    running.wait_for("breaker_opened")
+    labelled(read(), "eventbus_breaker_state")
+    found = read()  # the second scrape tells it, too
+    service = {"service": "wms-cincout"}
+    assert labelled(found, "eventbus_duplicates_total", **service, type="order.created") == 1
+    assert labelled(found, "eventbus_breaker_state", **service, type="invoice.*") == 2
+    parked = {said: value for (name, said), value in found.items() if name == "eventbus_tenant_parked"}
+    assert parked == {frozenset({**service, "tenant": "acme"}.items()): 2}
+    assert labelled(found, "eventbus_tenant_processed_total", **service) >= 2
+    for name in ("priority", "consecutive", "rounds_waited"):
+        labelled(found, f"eventbus_tenant_{name}", **service)
+    assert running.end() == 0
 
 
 def test_metrics_of_a_server(cli: Cli, letters: dict[str, str]) -> None:

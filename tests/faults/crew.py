@@ -12,16 +12,19 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TypeAlias
 
 from eventbus import Bus
 from tests.faults.actor import SERVICES
 from tests.faults.journal import Journal, read
 
+Settings: TypeAlias = dict[str, dict[str, object]]
+
 
 class Crew:
     """Processes by name. Every one of them is ours, and only ours are killed."""
 
-    def __init__(self, url: str, journal: Path, settings: dict[str, dict[str, object]], seed: int) -> None:
+    def __init__(self, url: str, journal: Path, settings: Settings, seed: int) -> None:
         self.url, self.journal, self.settings = url, journal, settings
         self.random = random.Random(seed)
         self.kills = 0
@@ -77,14 +80,14 @@ class Crew:
             process.wait(10)
 
 
-async def provision(url: str, settings: dict[str, dict[str, object]], journal: Path) -> None:
+async def provision(url: str, settings: Settings, journal: Path) -> None:
     from tests.faults.actor import services
 
     async with Bus(url, source="wms-api", settings=settings) as bus:
         await bus.provision(*services(Journal(str(journal))))
 
 
-async def wait_until_done(url: str, settings: dict[str, dict[str, object]], within: float) -> None:
+async def wait_until_done(url: str, settings: Settings, within: float) -> None:
     """Wait until nothing is ready, in flight or delayed for any service."""
     deadline = time.monotonic() + within
     async with Bus(url, source="wms-api", settings=settings) as bus:
@@ -98,7 +101,7 @@ async def wait_until_done(url: str, settings: dict[str, dict[str, object]], with
             await asyncio.sleep(0.1)
 
 
-async def parked_ids(url: str, settings: dict[str, dict[str, object]]) -> tuple[dict[str, Counter[str]], Counter[str]]:
+async def parked_ids(url: str, settings: Settings) -> tuple[dict[str, Counter[str]], Counter[str]]:
     """Ids of parked messages by service, and how many there are of each reason."""
     ids: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()

@@ -67,37 +67,3 @@ async def test_random_kills_lose_nothing(tmp_path: Path) -> None:
     assert found.accepted > 500
     assert found.parked > 0
     assert (found.lost, found.early, found.strangers, found.over_limit) == ([], [], [], [])
-
-
-async def test_a_poisoned_event_is_parked_alone(tmp_path: Path) -> None:
-    """A handler that kills its process for one event: that one is parked as crash-loop, none of its neighbours."""
-    from eventbus import Bus, Event
-
-    url, journal = f"sqlite:///{tmp_path}/bus.db", tmp_path / "journal"
-    await provision(url, SETTINGS, journal)
-    crew = Crew(url, journal, SETTINGS, 1)
-    async with Bus(url, source="wms-api", settings=SETTINGS) as bus:
-        events = [Event("order.created", {"n": n}, id=f"n-{n}") for n in range(100)]
-        events.insert(50, Event("order.poison", id="poison"))
-        await bus.publish_many(events)
-        deadline = time.monotonic() + 90
-        try:
-            crew.start("consumer", "consume")
-            while any([await bus.dead_letters(name).count("reason=crash-loop") == 0 for name in SERVICES]):
-                assert time.monotonic() < deadline, "the poisoned event was not parked"
-                if not crew.running("consumer"):
-                    crew.start("consumer", "consume")
-                time.sleep(0.05)  # noqa: ASYNC251 - nothing else runs in this loop
-            await wait_until_done(url, SETTINGS, within=60)
-            assert crew.stop("consumer") == 0
-        finally:
-            crew.dismiss()
-        for name in SERVICES:
-            letters = [letter async for letter in bus.dead_letters(name).all("reason=crash-loop")]
-            assert [letter.id for letter in letters] == ["poison"]
-            calls = [record for record in read(journal) if record[:3] == ["call", name, "poison"]]
-            assert len(calls) <= 4  # once among others, then at most three times alone
-    parked, _ = await parked_ids(url, SETTINGS)
-    records = [*read(journal), ["accepted", [event.id for event in events]]]
-    found = check(records, parked, dict.fromkeys(SERVICES, MAX_RETRIES + 1))
-    assert found.lost == []

@@ -42,7 +42,7 @@ TABLE: dict[str, tuple[str, str]] = {
     ),
     "listen without a port": (
         "[listen]\naddress = '127.0.0.1'",
-        "bus.toml: listen.address = '127.0.0.1': write HOST:PORT, such as 127.0.0.1:8080",
+        "bus.toml: listen.address = '127.0.0.1': write HOST:PORT, such as 127.0.0.1:8000, or a port alone",
     ),
     "listen with an odd token": (
         "[listen]\ntoken = 'sekrit two'",

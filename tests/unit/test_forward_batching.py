@@ -50,6 +50,16 @@ def test_the_official_package_reads_every_event_of_a_batch():
     assert read[0].get_extension("tenant") == "acme"
 
 
+def test_an_extension_cannot_speak_of_the_attempt():
+    """What we say of it stands there once, whatever the publisher calls its own extensions."""
+    event = Event("t", {"n": 1}, source="/", extensions={"eventbusattempt": "9", "colour": "red"})
+    _, body = build_batch([Delivery(event, "svc", "q")])
+    [pairs] = json.loads(body, object_pairs_hook=list)
+    names = [name for name, _ in pairs]
+    assert len(names) == len(set(names))
+    assert (dict(pairs)["eventbusattempt"], dict(pairs)["colour"]) == (1, "red")
+
+
 def test_bodies_that_are_not_json_travel_as_base64():
     """A batch is JSON, whatever its events are."""
     event = Event("t", b"\x00\xff", content_type="application/octet-stream", source="/")

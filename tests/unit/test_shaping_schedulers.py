@@ -226,7 +226,6 @@ for machine in (FairTurns, Rates, Keys):
     machine.TestCase.settings = settings(
         max_examples=120,
         stateful_step_count=60,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow],  # of the machine, not of the code
     )
 TestFairTurns = FairTurns.TestCase

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
+
+import pytest
+
+from eventbus import telemetry
 
 SCRIPT = """
 import asyncio, json
@@ -82,3 +87,16 @@ def test_an_sdk_sees_every_counter_and_the_trace_goes_on() -> None:
     assert sum(count for name, count in points.items() if name.startswith("eventbus.handler{")) == 5
     assert seen["publisher"] in seen["traces"]
     assert len(set(seen["traces"])) > 1
+
+
+def test_a_log_event_is_one_line_that_can_be_encoded(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception's text can neither forge a line of the log nor break the stream it is written to."""
+    error = ValueError("half \ud800")
+    with caplog.at_level(logging.WARNING, "eventbus"):
+        telemetry.log(
+            logging.WARNING, "retry_scheduled", {"reason": "a\nmessage_parked \x1b[31m\ud800 é"}, exc_info=error
+        )
+    (record,) = caplog.records
+    assert record.getMessage() == r"retry_scheduled reason=a\nmessage_parked \x1b[31m\ud800 é"
+    assert record.exc_text is not None
+    assert record.exc_text.encode().endswith(rb"ValueError: half \ud800")

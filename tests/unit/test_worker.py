@@ -21,6 +21,8 @@ from eventbus.errors import BrokerError, BrokerUnavailable
 from eventbus.settlement import Park, Release, Settlement
 from eventbus.status import requeue
 from eventbus.testing.contract.harness import drained, eventually
+from eventbus.worker import loop
+from eventbus.worker.calling import Deadlines
 
 
 class TroubledConsumer(MemoryConsumer):
@@ -252,6 +254,20 @@ async def test_a_stuck_thread_is_counted_keeps_its_slot_and_its_event_is_retried
         hold.set()
 
 
+async def test_a_hanging_call_is_ended_while_others_come_and_go() -> None:
+    """One timer serves all deadlines: a call that begins must not put it off for those that run already."""
+    deadlines, over = Deadlines(), asyncio.Event()
+    deadlines.start(0.05, over.set)
+    for _ in range(1000):
+        if over.is_set():
+            break
+        quick = deadlines.start(0.05)
+        await asyncio.sleep(0.001)
+        deadlines.stop(quick, 0.05)
+    assert over.is_set()
+    deadlines.close()
+
+
 async def test_handlers_that_wait_run_side_by_side(adapter: TroubledAdapter) -> None:
     """Those that end at once run one after the other on one coroutine; the first that waits calls the whole pool."""
     stock, everybody, quick = service(concurrency=8), asyncio.Barrier(8), 0
@@ -476,6 +492,55 @@ async def _suspects(adapter: TroubledAdapter, bus: Bus, stock: Service, *events:
     await bus.publish_many(events)
     async with adapter.consume(stock.subscription()) as consumer:
         assert len(await consumer.receive(len(events), 1.0)) == len(events)
+
+
+async def test_the_next_suspect_waits_until_the_outcome_of_the_last_one_is_settled(adapter: TroubledAdapter) -> None:
+    """Its note still says that it crashed: if the next one killed the process, an innocent would be blamed for it."""
+    services, settled_before, refused = [service("t-one"), service("t-two")], [], asyncio.Event()
+
+    def refuse(settlement: Settlement) -> bool:
+        refused.set()
+        return True
+
+    adapter.refuses = refuse
+    for entry in services:
+
+        @entry.on("#")
+        async def handle(event: Event) -> None:
+            settled_before.append(len(adapter.settled))
+
+    async with bus_on(adapter) as bus:
+        await bus.provision(*services)
+        await bus.publish("a")
+        for entry in services:  # a consumer of each takes it and vanishes
+            async with adapter.consume(entry.subscription()) as consumer:
+                assert len(await consumer.receive(1, 1.0)) == 1
+        async with bus.serving(*services):
+            await refused.wait()
+            adapter.refuses = lambda settlement: False
+            for entry in services:
+                await drained(bus, entry)
+    assert settled_before == [0, 1]
+
+
+async def test_a_suspect_that_cannot_be_settled_does_not_stop_the_process(
+    adapter: TroubledAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past a short time the others go on, although the broker takes no word."""
+    monkeypatch.setattr(loop, "ANSWER_TIMEOUT", 0.05)
+    adapter.settle_raises = BrokerUnavailable("the broker is away")
+    stock, seen = service(), []
+
+    @stock.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.type)
+
+    async with bus_on(adapter) as bus:
+        await _suspects(adapter, bus, stock, Event("a"), Event("b"))
+        async with bus.serving(stock):
+            await eventually(lambda: sorted(seen) == ["a", "b"], "both are handled")
+            adapter.settle_raises = None
+            await drained(bus, stock)
 
 
 async def test_a_suspect_that_hangs_in_a_thread_does_not_shut_the_process(adapter: TroubledAdapter) -> None:

@@ -13,7 +13,7 @@ from eventbus.embedded.sqlite import letters, names, rows, tallies
 from eventbus.embedded.sqlite.leased import LeasedConsumer, Receipt, receipt_of
 from eventbus.embedded.sqlite.leases import Claimed, Table
 from eventbus.embedded.sqlite.turns import FairClaim, OrderedClaim
-from eventbus.embedded.sqlite.work import Claim, Settle
+from eventbus.embedded.sqlite.work import ClaimWork, Settle
 from eventbus.embedded.sqlite.writer import Operation
 from eventbus.settlement import Ack, Delivery, Park, Release, Requeue, Retry, Settlement
 
@@ -41,7 +41,7 @@ class WorkConsumer(LeasedConsumer):
             return OrderedClaim(self._id, limit, lease, self._me)
         if sub.fairness is not None:
             return FairClaim(self._id, limit, lease, sub.fairness, self._last_tenant)
-        return Claim(self._id, limit, lease)
+        return ClaimWork(self._id, limit, lease)
 
     def _settle_operation(self, items: Sequence[tuple[Receipt, Delivery, Settlement]]) -> Operation[set[int]]:
         held = self._leases(receipt for receipt, _, _ in items)

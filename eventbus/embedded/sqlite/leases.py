@@ -48,6 +48,25 @@ class Claimed:
     """There is no such subscription any more."""
 
 
+class Claim(Operation[Claimed]):
+    """Take up to `limit` rows under a lease."""
+
+    __slots__ = ("lease", "limit", "subscription")
+
+    name = "claim"
+    rank = 2
+
+    def __init__(self, subscription: int, limit: int, lease: float) -> None:
+        self.subscription = subscription
+        self.limit = limit
+        self.lease = round(lease * 1000)
+
+    @property
+    def durable(self) -> bool:
+        """A lost claim is a redelivery."""
+        return False
+
+
 class Held:
     """Rows of one subscription that a consumer believes to hold: row number -> token."""
 

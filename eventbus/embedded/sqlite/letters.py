@@ -12,7 +12,7 @@ from typing import Final
 
 from eventbus import telemetry
 from eventbus.embedded.sqlite import tallies
-from eventbus.embedded.sqlite.leases import Claimed, Held, remove, take
+from eventbus.embedded.sqlite.leases import Claim, Claimed, Held, remove, take
 from eventbus.embedded.sqlite.rows import EVENT_COLUMNS
 from eventbus.embedded.sqlite.writer import Operation, Transaction
 
@@ -114,23 +114,10 @@ class Expire(Operation[int]):
         return expire(tx, self.subscription, self.retention)
 
 
-class ClaimLetters(Operation[Claimed]):
+class ClaimLetters(Claim):
     """Take up to `limit` letters under a lease; they go on standing in the queue."""
 
-    __slots__ = ("lease", "limit", "subscription")
-
-    name = "claim"
-    rank = 2
-
-    def __init__(self, subscription: int, limit: int, lease: float) -> None:
-        self.subscription = subscription
-        self.limit = limit
-        self.lease = round(lease * 1000)
-
-    @property
-    def durable(self) -> bool:
-        """A lost claim is a redelivery."""
-        return False
+    __slots__ = ()
 
     def run(self, tx: Transaction) -> Claimed:
         """The letters that are due, longest waiting first."""

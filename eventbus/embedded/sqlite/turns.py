@@ -13,7 +13,7 @@ from typing import Final
 
 from eventbus.embedded.sqlite.leases import Claimed, take
 from eventbus.embedded.sqlite.rows import Row
-from eventbus.embedded.sqlite.work import HOLD, OF_EVENT, Claim
+from eventbus.embedded.sqlite.work import HOLD, OF_EVENT, ClaimWork
 from eventbus.embedded.sqlite.writer import Transaction
 from eventbus.shaping import Fairness
 
@@ -79,7 +79,7 @@ def step_out(tx: Transaction, subscription: int, cursor: int, head: int, most: i
     return cursor
 
 
-class FairClaim(Claim):
+class FairClaim(ClaimWork):
     """Take from every tenant that has something waiting, each its share; who is next is gone on with next time."""
 
     __slots__ = ("after", "fairness")
@@ -172,7 +172,7 @@ class FairClaim(Claim):
         return found
 
 
-class OrderedClaim(Claim):
+class OrderedClaim(ClaimWork):
     """Take in the order of the log, and nothing whose key has an earlier event in another consumer's hands."""
 
     __slots__ = ("me",)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from eventbus.embedded.sqlite import letters
-from eventbus.embedded.sqlite.leases import Claimed, Held, put_back, remove, take
+from eventbus.embedded.sqlite.leases import Claim, Claimed, Held, put_back, remove, take
 from eventbus.embedded.sqlite.rows import EVENT_COLUMNS, Row
 from eventbus.embedded.sqlite.writer import Operation, Transaction
 
@@ -31,23 +31,10 @@ HOLD: Final = (
 _FINISHED: Final = "NOT EXISTS (SELECT 1 FROM inflight i WHERE i.seq = events.seq)"
 
 
-class Claim(Operation[Claimed]):
+class ClaimWork(Claim):
     """Take up to `limit` messages under a lease: those due again first, then new ones from the log."""
 
-    __slots__ = ("lease", "limit", "subscription")
-
-    name = "claim"
-    rank = 2
-
-    def __init__(self, subscription: int, limit: int, lease: float) -> None:
-        self.subscription = subscription
-        self.limit = limit
-        self.lease = round(lease * 1000)
-
-    @property
-    def durable(self) -> bool:
-        """A lost claim is a redelivery."""
-        return False
+    __slots__ = ()
 
     def run(self, tx: Transaction) -> Claimed:
         """Two searches by index, whatever waits: no OR, no scan."""

@@ -30,7 +30,9 @@ class VerdictContract(Contract):
     """The table of spec 2, row by row, from outside."""
 
     @pytest.mark.parametrize(
-        "answer", [None, 200, 299, HTTPStatus.ACCEPTED, ConsumerStatus.ACK, Outcome(status=204), _Response()], ids=repr
+        "answer",
+        [None, 200, 299, HTTPStatus.ACCEPTED, ConsumerStatus.ACK, Outcome(status=204), _Response()],
+        ids=["none", "200", "299", "HTTPStatus", "ConsumerStatus", "Outcome", "response"],
     )
     async def test_success_removes_the_message(self, broker: BrokerUnderTest, answer: object) -> None:
         """2xx, None, ACK and anything with a 2xx status_code: handled once and gone."""

@@ -1,4 +1,4 @@
-"""Where to listen: `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`; whether strangers can reach it; the token."""
+"""Where to listen, for the publishing listener, the admin API and health: the address, who reaches it, the token."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read HOST:PORT. Raises ConfigError."""
-        host, colon, port = text.strip().rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise ConfigError(f"listen = {text!r}: write HOST:PORT, such as 127.0.0.1:8080")
+        """Read 127.0.0.1:8000, [::1]:8000 or localhost:8000; a port alone is for this machine. Raises ConfigError."""
+        host, _, port = text.strip().rpartition(":")
+        if not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(f"listen = {text!r}: write HOST:PORT, such as 127.0.0.1:8000, or a port alone")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         elif ":" in host:
-            raise ConfigError(f"listen = {text!r}: write an IPv6 address in brackets, such as [::1]:8080")
-        if not host:
-            raise ConfigError(f"listen = {text!r}: say where: 127.0.0.1:{port} for this machine alone, or 0.0.0.0")
-        return cls(host, int(port))
+            raise ConfigError(f"listen = {text!r}: write an IPv6 address in brackets, such as [::1]:8000")
+        return cls(host or "127.0.0.1", int(port))
 
     @property
     def is_loopback(self) -> bool:
