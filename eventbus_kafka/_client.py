@@ -3,7 +3,7 @@
 Found by trying (aiokafka 0.14, Kafka 4.1): calls that ask for offsets wait behind a consumer's own long poll, so they
 go through a consumer that fetches nothing; `commit` and `stop` retry without end while the broker is down, so they are
 abandoned at their deadline; a batch that expired leaves a hole in the idempotent producer's sequence, so the producer
-is made anew after a failure.
+is made anew after a failure; asking for topics makes those that are missing, so clients are made to ask otherwise.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import contextlib
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import Any, Final, TypeAlias, TypeVar
 
+import aiokafka.client
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka import errors as kafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
@@ -43,6 +45,8 @@ FEWEST_TOGETHER: Final = 64
 """Records without a key that go to one partition before the next has its turn."""
 LONG_POLL: Final = 100
 """Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
+FETCHED_TOGETHER: Final = 256 * 1024
+"""Bytes of a partition that come at once; as objects they take several times as much. A larger record comes alone."""
 METADATA_AGE: Final = 10_000
 """Milliseconds until new partitions and leaders are noticed without an error."""
 LEADERLESS: Final = 3.0
@@ -76,6 +80,7 @@ class Client:
         if self._admin is not None:
             return
         admin = AIOKafkaAdminClient(**self.parameters())
+        _ask_modestly(admin._client)
         reader = AIOKafkaConsumer(
             enable_auto_commit=False,
             auto_offset_reset="earliest",  # where retention was faster than we, the rest is still to be read
@@ -84,6 +89,7 @@ class Client:
             isolation_level="read_committed",
             **self.parameters(),
         )
+        _ask_modestly(reader._client)
         try:
             await self.start(admin)
             await self.start(reader)
@@ -162,7 +168,8 @@ class Client:
     async def call(self, work: Awaitable[T], timeout: float | None = None) -> T:
         """Wait for a call of the driver, up to its deadline."""
         with translated(self.where):
-            return await asyncio.wait_for(work, timeout or self.options.timeout)
+            async with asyncio.timeout(timeout or self.options.timeout):
+                return await work
 
     # --- topics ----------------------------------------------------------------------------------------------
 
@@ -227,22 +234,23 @@ class Client:
                 text = rest[0] if rest else ""
                 error = kafka.for_code(code)
                 raise translate(error(f"topic {name}: {text or error.__name__}"), self.where)
-        await self._until_known([topic.name for topic in topics])
+        names = [topic.name for topic in topics]
+        await self._until(lambda found: len(found) == len(names), names, "were made, but nobody knows them")
 
-    async def _until_known(self, names: Sequence[str]) -> None:
-        """A new topic is known to every broker a moment after it is made."""
+    async def _until(self, true: Callable[[Mapping[str, int]], bool], names: Sequence[str], problem: str) -> None:
+        """What is made or deleted is known to every broker a moment later."""
         deadline = asyncio.get_running_loop().time() + self.options.timeout
-        while len(await self.describe(names)) < len(names):
+        while not true(await self.describe(names)):
             if asyncio.get_running_loop().time() > deadline:
-                raise BrokerUnavailable(f"{self.where}: {', '.join(names)} were made, but nobody knows them")
+                raise BrokerUnavailable(f"{self.where}: {', '.join(names)} {problem}")
             await asyncio.sleep(0.01)
 
     async def delete(self, topics: Sequence[str]) -> None:
         """Delete topics; one that is not there is no error."""
         if topics:
             await self.call(self._open.delete_topics(list(topics)))
-        for topic in topics:
-            self._partitions.pop(topic, None)
+            await self._until(lambda found: not found, topics, "were deleted, but are still there")
+            self._look._client.set_topics([])  # or it would go on asking for them
 
     async def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The settings of topics."""
@@ -303,8 +311,7 @@ class Client:
         deadline = asyncio.get_running_loop().time() + self.options.timeout
         while True:
             try:
-                with translated(self.where):
-                    return await asyncio.wait_for(call(), self.options.timeout)
+                return await self.call(call())
             except BrokerUnavailable:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
@@ -365,7 +372,7 @@ class Client:
                             raise TimeoutError(f"reading {sorted(left)}")
             finally:
                 if self._reader is reader:
-                    reader.unsubscribe()
+                    reader._subscription.unsubscribe()  # the public one forgets the leaders too, and asks again
         return found
 
     async def truncate(self, offsets: Mapping[TP, int]) -> None:
@@ -554,6 +561,7 @@ class Producer:
                 compression_type=None if options.compression == "none" else options.compression,
                 **self._client.parameters(),
             )
+            _ask_modestly(producer.client)
             try:
                 await self._client.start(producer)
             except BaseException as error:
@@ -591,6 +599,8 @@ class GroupConsumer:
             auto_offset_reset="earliest",
             isolation_level="read_committed",
             fetch_max_wait_ms=LONG_POLL,
+            max_partition_fetch_bytes=FETCHED_TOGETHER,
+            fetch_max_bytes=32 * FETCHED_TOGETHER,
             session_timeout_ms=round(options.session_timeout * 1000),
             heartbeat_interval_ms=max(50, round(options.session_timeout * 100)),
             max_poll_interval_ms=round(options.session_timeout * 10_000),  # we poll always, whatever handlers do
@@ -599,6 +609,7 @@ class GroupConsumer:
             partition_assignment_strategy=(RangePartitionAssignor,),
             **client.parameters(),
         )
+        _ask_modestly(self._consumer._client)
 
     async def start(self, topics: Sequence[str]) -> None:
         """Connect and join."""
@@ -629,11 +640,24 @@ class GroupConsumer:
             who = f"the coordinator of group {self._group}"
             raise BrokerUnavailable(f"{self._client.where}: {who} cannot be reached; is Kafka running there?")
 
-    def seek(self, tp: TP, offset: int) -> None:
-        """Fetch from this offset on; raises Fenced where the partitions are being taken away just now."""
+    def hold(self, partitions: Iterable[TP]) -> None:
+        """Fetch nothing of these, which were just assigned, until it is known from where on.
+
+        A partition with a position, whatever it is, is one whose commit aiokafka does not ask for: it would ask one by
+        one. And a fetch that began with some of them would keep the others waiting until it has something.
+        """
+        for tp in partitions:
+            self._consumer.pause(TopicPartition(*tp))
+            self._consumer.seek(TopicPartition(*tp), 0)
+
+    def begin(self, offsets: Mapping[TP, int]) -> None:
+        """Fetch all of these, each from its offset on; raises Fenced where they are being taken away just now."""
         try:
             with translated(self._client.where):
-                self._consumer.seek(TopicPartition(*tp), offset)
+                for tp, offset in offsets.items():
+                    self._consumer.seek(TopicPartition(*tp), offset)
+                for tp in offsets:
+                    self._consumer.resume(TopicPartition(*tp))
         except AssertionError as error:  # that is how aiokafka says that nothing is assigned at the moment
             raise Fenced(f"{self._client.where}: group {self._group} has no partitions at the moment") from error
 
@@ -697,6 +721,25 @@ class _DeleteGroups(Request[_DeleteGroupsStruct]):  # type: ignore[misc]
 
     def build(self, request_struct_class: type[_DeleteGroupsStruct]) -> _DeleteGroupsStruct:
         return request_struct_class(self._groups)
+
+
+def _asked(topics: list[str] | None) -> MetadataRequest:
+    return MetadataRequest(topics or [], allow_auto_topic_creation=False)
+
+
+_ASKING: Final = FunctionType(
+    aiokafka.client.AIOKafkaClient._metadata_update.__code__, vars(aiokafka.client) | {"MetadataRequest": _asked}
+)
+
+
+def _ask_modestly(connections: Any) -> None:
+    """Ask for the topics that are needed, and make none. aiokafka has no option for it: its own code, another request.
+
+    Where the broker makes what is asked for (its default), whoever had looked at a service brought it back after it was
+    unsubscribed, with one partition and no settings, at the next look at the metadata. And a client that needs no topic
+    asked for all of the cluster, every ten seconds.
+    """
+    connections._metadata_update = MethodType(_ASKING, connections)
 
 
 def _append(batch: Any, record: Outgoing) -> bool:

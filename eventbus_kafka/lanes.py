@@ -7,16 +7,21 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from eventbus import headers
-from eventbus.settlement import Delivery
+from eventbus.settlement import Delivery, HeaderDelta
 from eventbus_kafka import offsets
-from eventbus_kafka.offsets import Ledger, Legacy, Note
+from eventbus_kafka.offsets import Ledger, Legacy, NoRoom, Note, noted
 from eventbus_kafka.records import Record
 
 SMALLEST_LEAD: Final = 16
 LARGEST_LEAD: Final = 4096
 GROWTH: Final = 16
 """A backlog waits for two commits until the lead is at its largest; a step of four cost it a tenth of a second."""
-MOST_BYTES: Final = 16 * 1024 * 1024
+LARGEST_BUFFER: Final = 1024
+SMALLEST_BUFFER: Final = 32
+MOST_BUFFERED: Final = 8192
+"""Records that all lanes of a consumer keep ready together, as long as none has less than the smallest buffer."""
+LEAST_BYTES: Final = 1024 * 1024
+MOST_BYTES: Final = 64 * 1024 * 1024
 MOST_OPEN: Final = 50_000
 """Offsets between the lowest unfinished one and the newest: what a very slow message may hold in memory."""
 
@@ -31,10 +36,10 @@ class Lane:
 
     __slots__ = (
         "_bytes", "_given", "_legacy", "_legacy_end", "buffer", "dirty", "fenced", "full_since", "held", "lead",
-        "ledger", "limit", "marked", "notes", "paused", "tier", "tp", "wanting",
+        "ledger", "limit", "marked", "most_bytes", "notes", "paused", "said", "tier", "tp", "wanting", "words",
     )  # fmt: skip
 
-    def __init__(self, tp: tuple[str, int], start: int, legacy: Legacy, *, tier: int | None, limit: int) -> None:
+    def __init__(self, tp: tuple[str, int], start: int, legacy: Legacy, *, tier: int | None) -> None:
         self.tp = tp
         self.tier = tier
         """The delay of a retry topic in ms; None for any other."""
@@ -42,6 +47,8 @@ class Lane:
         self.buffer: deque[Record] = deque()
         self.held: dict[int, Delivery] = {}
         self.notes: dict[int, Note] = {offset: dict(note) for offset, note in legacy.notes.items()}
+        self.words = self.said = 0
+        """How many notes were taken, and how many of those stand in a commit."""
         self._legacy, self._legacy_end = legacy, legacy.end
         self.marked = start
         """Up to here, a commit says, messages may have been started."""
@@ -49,11 +56,17 @@ class Lane:
         self._given = 0
         self.wanting = False
         """Somebody waits for the mark to move on."""
-        self.limit = limit
+        self.share(1)
         self.paused = self.fenced = False
         self.full_since = 0.0
         self.dirty = True
         self._bytes = 0
+
+    def share(self, lanes: int) -> None:
+        """Keep ready no more than what is due to one of so many lanes."""
+        records = max(SMALLEST_BUFFER, min(LARGEST_BUFFER, MOST_BUFFERED // lanes))
+        self.limit = records // 8 if self.tier else records
+        self.most_bytes = max(LEAST_BYTES, MOST_BYTES // lanes)
 
     # --- fetched ---------------------------------------------------------------------------------------------
 
@@ -79,12 +92,12 @@ class Lane:
     @property
     def full(self) -> bool:
         """Whether to fetch no more for now."""
-        return len(self.buffer) >= self.limit or self._bytes >= MOST_BYTES or self._crowded(MOST_OPEN)
+        return len(self.buffer) >= self.limit or self._bytes >= self.most_bytes or self._crowded(MOST_OPEN)
 
     @property
     def roomy(self) -> bool:
         """Whether to fetch again: not before a good part is used up, or there would be no end of pausing."""
-        few = len(self.buffer) <= self.limit // 4 and self._bytes <= MOST_BYTES // 4
+        few = len(self.buffer) <= self.limit // 4 and self._bytes <= self.most_bytes // 4
         return few and not self._crowded(MOST_OPEN // 2)
 
     def _crowded(self, most: int) -> bool:
@@ -114,6 +127,14 @@ class Lane:
     def is_suspect(self, offset: int) -> bool:
         """Whether the one who had the partition before us may have started it."""
         return offset < self._legacy_end and offsets.contains(self._legacy.suspects, offset)
+
+    def note(self, offset: int, delta: HeaderDelta) -> None:
+        """Say this of a message with every commit from now on. Raises NoRoom, and then nothing has changed."""
+        notes = {**self.notes, offset: noted(self.notes.get(offset), delta)}
+        if not offsets.fit(notes, self.ledger.commit):
+            raise NoRoom(f"{self.tp[0]}/{self.tp[1]}: a commit has no room for {len(notes)} notes")
+        self.notes = notes
+        self.words += 1
 
     def finish(self, offset: int) -> None:
         """It is done with: acknowledged, or its copy stands elsewhere."""

@@ -27,7 +27,7 @@ from eventbus_kafka._client import TP, GroupConsumer, Moving
 from eventbus_kafka._errors import Fenced
 from eventbus_kafka.lanes import Lane, receipt_of
 from eventbus_kafka.names import Names
-from eventbus_kafka.offsets import NoRoom, decode, noted
+from eventbus_kafka.offsets import NOTHING, NoRoom, decode
 from eventbus_kafka.records import Record
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ PATIENCE: Final = 0.5
 """Seconds that a partition may stay full before it is paused."""
 POLL: Final = 0.1
 """How long one poll waits; a poll is never cancelled, so it is short."""
-MOST_BUFFERED: Final = 2048
+SHORTLY: Final = 0.01
+"""The same while a lane is full, and may have room at any moment."""
 LOOK_AGAIN: Final = 30.0
 """Seconds between two looks at which topics there are."""
 SETTLE_DOWN: Final = 5.0
@@ -63,7 +64,8 @@ class LogConsumer(Consumer, Moving):
         self._order: list[Lane] = []
         self._todo: Sequence[TP] | None = None
         self._moving = True
-        self._dropped: set[TP] = set()
+        self._entitled = False
+        """Whether to commit: not from the end of `revoked` until the partitions are taken over."""
         self._epoch = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._arrived = asyncio.Event()
@@ -75,6 +77,7 @@ class LogConsumer(Consumer, Moving):
         self._committing = asyncio.Lock()
         self._leaving = asyncio.Lock()
         self._failure: BrokerError | None = None
+        self._bug: BaseException | None = None
         self._woken = self._closed = False
         self._next_look = self._next_pass = 0.0
 
@@ -89,6 +92,8 @@ class LogConsumer(Consumer, Moving):
             loop.create_task(self._fetch(), name=f"eventbus kafka fetch {self._group}"),
             loop.create_task(self._commit_regularly(), name=f"eventbus kafka commit {self._group}"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._on_end)
         self._adapter.opened(self)
         return self
 
@@ -98,14 +103,15 @@ class LogConsumer(Consumer, Moving):
             return
         if self._moving and any(lane.dirty for lane in self.lanes.values()):
             # Nobody can commit while the group moves, and what is finished would be handled again.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled_down.wait(), SETTLE_DOWN)
+            await _wait(self._settled_down, SETTLE_DOWN)
         self._closed = True
         self._told.set()
         self.wake()
         self._adapter.closed(self)
+        for task in self._tasks:
+            task.cancel()  # a poll may be cancelled now: there is none after it
         if self._tasks:
-            self._tasks[1].cancel()
+            await asyncio.wait(self._tasks, timeout=5.0)
         try:
             async with self._committing:
                 await self._commit(list(self.lanes.values()), ahead=False)
@@ -116,10 +122,12 @@ class LogConsumer(Consumer, Moving):
         self.lanes.clear()
         if self._member is not None:
             await self._member.stop()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5.0)
-            for task in self._tasks:
-                task.cancel()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """Without one of its coroutines a consumer would look well and give out nothing: say so."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._bug = error
+            self._arrived.set()
 
     def wake(self) -> None:
         """Make a waiting receive return."""
@@ -143,25 +151,16 @@ class LogConsumer(Consumer, Moving):
         while not self._closed:
             try:
                 if self._moving and self._todo is None:
-                    # What is fetched before the lanes are there would be fetched again. But not to poll at all for
-                    # long would put us out of the group.
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._told.wait(), MOVING)
+                    # There is nothing to fetch before the lanes are there. But not to poll at all for long would put
+                    # us out of the group.
+                    await _wait(self._told, MOVING)
                 if self._todo is not None:
                     await self._take_over(self._todo)
                 assert self._member is not None
-                hungry = self._hungry()
-                if not hungry and any(not lane.paused for lane in self._order if lane.full):
-                    self._roomy.clear()
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._roomy.wait(), POLL)
-                    continue
-                batches = await self._member.poll(POLL, hungry)
+                batches = await self._poll()
                 if not batches:
                     self._member.check()
-                if self._moving:
-                    self._dropped.update(batches)
-                else:
+                if not self._moving:
                     self._feed(batches)
                     await self._pass_gaps()
                 await self._look_for_topics()
@@ -191,31 +190,50 @@ class LogConsumer(Consumer, Moving):
                 failures += 1
                 await self._rejoin()
 
-    def _hungry(self) -> list[TP]:
-        """Of which partitions to take what is fetched; none named: of all.
+    async def _poll(self) -> Mapping[TP, Sequence[Record]]:
+        """What was fetched, of all lanes but those that are full.
 
         What a full lane does not take stays with the fetcher, at no cost, but there it holds up the other partitions
         of its node; so one that stays full is paused, which throws away what was fetched ahead.
         """
+        member = self._member
+        assert member is not None
         full = [lane for lane in self._order if lane.full]
         if not full:
-            return []
+            return await member.poll(POLL)
         now = asyncio.get_running_loop().time()
         for lane in full:
             lane.full_since = lane.full_since or now
-            if not lane.paused and (lane.tier or now - lane.full_since > PATIENCE) and self._member is not None:
+            if not lane.paused and (lane.tier or now - lane.full_since > PATIENCE):
                 lane.paused = True
-                self._member.pause(lane.tp)
-        return [lane.tp for lane in self._order if not lane.full]
+                member.pause(lane.tp)
+        hungry = [lane.tp for lane in self._order if not lane.full]
+        if hungry:
+            return await member.poll(POLL if all(lane.paused for lane in full) else SHORTLY, hungry)
+        self._roomy.clear()
+        await _wait(self._roomy, POLL)
+        return {}
 
     def _feed(self, batches: Mapping[TP, Sequence[Record]]) -> None:
         for tp, records in batches.items():
             lane = self.lanes.get(tp)
             if lane is None or not records:
                 continue
+            if records[0].offset < lane.ledger.position:
+                lane = self._begin_again(lane, records[0].offset)
             lane.feed(records)
         if batches:
             self._arrived.set()
+
+    def _begin_again(self, lane: Lane, start: int) -> Lane:
+        """The log ends before what was read of it: it was cut, or made anew. What it has now is news."""
+        fields = {"topic": lane.tp[0], "partition": lane.tp[1], "was_at": lane.ledger.position, "goes_on_at": start}
+        telemetry.log(logging.ERROR, "log_was_cut", self._fields() | fields)
+        self._fence([lane])
+        fresh = self.lanes[lane.tp] = Lane(lane.tp, start, NOTHING, tier=lane.tier)
+        fresh.share(len(self.lanes))
+        self._order = list(self.lanes.values())
+        return fresh
 
     async def _pass_gaps(self) -> None:
         """Go past offsets at the end of a partition that no message has: markers, compacted ones.
@@ -239,7 +257,7 @@ class LogConsumer(Consumer, Moving):
 
     async def _rejoin(self) -> None:
         """The member is of no use any more: begin anew."""
-        self._moving = True
+        self._moving, self._entitled = True, False
         self._call_back()
         old, self._member = self._member, None
         if old is not None:
@@ -261,8 +279,8 @@ class LogConsumer(Consumer, Moving):
         wanted = await self._wanted_topics()
         if wanted != self._topics and self._member is not None:
             self._topics = wanted
-            # With the old subscription goes the right to commit for its partitions: aiokafka says "not assigned".
             await self._stand_still(0.0)
+            self._entitled = False  # aiokafka says "not assigned" from here on
             self._member.subscribe(wanted)
 
     def look_for_topics(self) -> None:
@@ -274,7 +292,8 @@ class LogConsumer(Consumer, Moving):
     async def assigned(self, partitions: Sequence[TP]) -> None:
         """Taken over by the fetching coroutine, which can try again where asking for their commits fails."""
         self._epoch += 1
-        self._dropped.clear()
+        if self._member is not None:
+            self._member.hold(partitions)
         self._todo = list(partitions)
         self._told.set()
 
@@ -285,27 +304,24 @@ class LogConsumer(Consumer, Moving):
         known = await self._client.committed(self._group, partitions)
         fresh = [tp for tp in partitions if tp not in known]
         begins = await self._client.begins(fresh) if fresh else {}
+        if epoch != self._epoch:
+            return  # they moved on while we asked
         lanes: dict[TP, Lane] = {}
         for tp in partitions:
             at, metadata = known.get(tp) or (begins[tp], "")
             legacy, old = decode(at, metadata), self.lanes.get(tp)
             if old is not None and legacy.owner == self._owner:
-                lanes[tp], at = old, old.ledger.position
+                lanes[tp] = old
             else:
-                tier = self._names.delay_of(tp[0])
-                limit = MOST_BUFFERED // 8 if tier else MOST_BUFFERED
-                lanes[tp] = Lane(tp, at, legacy, tier=tier, limit=limit)
-            # A seek throws away what is being fetched, so only where it is needed: the lane must see all from `at` on.
-            if tp in self._dropped or await member.position(tp) != at:
-                member.seek(tp, at)
-        if epoch != self._epoch:
-            return  # they moved on while we asked
-        self._dropped.clear()
+                lanes[tp] = Lane(tp, at, legacy, tier=self._names.delay_of(tp[0]))
+        member.begin({tp: lane.ledger.position for tp, lane in lanes.items()})
         self._fence(lane for tp, lane in self.lanes.items() if lanes.get(tp) is not lane)
         self.lanes, self._order = lanes, list(lanes.values())
         for lane in self._order:
             lane.paused, lane.dirty = False, True
+            lane.share(len(lanes))
         self._moving, self._todo = False, None
+        self._entitled = True
         self._settled_down.set()
         self._commit_soon.set()
 
@@ -315,6 +331,9 @@ class LogConsumer(Consumer, Moving):
         self._moving, self._todo = True, None
         self._told.clear()
         await self._stand_still(self._adapter.options.drain)
+        # From here on a commit would queue behind the request to join, be judged by the generation after it, and make
+        # the group move again. And what others said of these partitions meanwhile must not be written over.
+        self._entitled = False
 
     async def _stand_still(self, drain: float) -> None:
         """Give out no more, let the worker drop what it has not started, wait for what runs, commit.
@@ -330,8 +349,9 @@ class LogConsumer(Consumer, Moving):
             until = loop.time() + drain
             while any(lane.held for lane in self.lanes.values()) and loop.time() < until and not self._closed:
                 self._settled.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._settled.wait(), until - loop.time())
+                await _wait(self._settled, until - loop.time())
+            if not self._entitled:
+                return
             try:
                 async with self._committing:
                     await self._commit(list(self.lanes.values()), held=False, ahead=False)
@@ -366,6 +386,8 @@ class LogConsumer(Consumer, Moving):
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:
+            if self._bug is not None:
+                raise self._bug
             self._arrived.clear()
             found = await self._take(limit)
             if self._failure is not None and not found:
@@ -374,8 +396,7 @@ class LogConsumer(Consumer, Moving):
             if found or self._woken or self._closed or now >= until:
                 self._woken = False
                 return found
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), max(0.0, min(until - now, self._next_due())))
+            await _wait(self._arrived, min(until - now, self._next_due()))
 
     async def _take(self, limit: int) -> list[Delivery]:
         if self._moving or self._closed:
@@ -441,8 +462,7 @@ class LogConsumer(Consumer, Moving):
     async def _commit_regularly(self) -> None:
         interval, failures = self._adapter.options.commit_interval, 0
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._commit_soon.wait(), interval)
+            await _wait(self._commit_soon, interval)
             self._commit_soon.clear()
             if self._moving:
                 continue
@@ -465,9 +485,12 @@ class LogConsumer(Consumer, Moving):
     async def _commit(self, lanes: Sequence[Lane], *, held: bool = True, ahead: bool = True) -> None:
         member = self._member
         lanes = [lane for lane in lanes if not lane.fenced]
-        if not lanes or member is None:
+        if not lanes:
             return
+        if member is None or not self._entitled:
+            raise BrokerUnavailable(f"{self._group} is rebalancing")
         marks: dict[Lane, int] = {}
+        words = [lane.words for lane in lanes]
         offsets: dict[TP, tuple[int, str]] = {}
         for lane in lanes:
             lane.dirty = False
@@ -481,8 +504,8 @@ class LogConsumer(Consumer, Moving):
                 lane.dirty = True
             raise
         failpoint("kafka.commit.after")
-        for lane, mark in marks.items():
-            lane.marked = mark
+        for lane, word in zip(lanes, words, strict=True):
+            lane.marked, lane.said = marks[lane], word
         self._arrived.set()
 
     async def note(self, delivery: Delivery, delta: HeaderDelta) -> bool:
@@ -490,21 +513,25 @@ class LogConsumer(Consumer, Moving):
         lane, record = receipt_of(delivery)
         if not self._mine(delivery):
             return False
-        before = lane.notes.get(record.offset)
-        lane.notes[record.offset] = noted(before, delta)
         try:
+            lane.note(record.offset, delta)
+            word = lane.words
             async with self._committing:
-                if self._mine(delivery):
-                    await self._commit([lane])
+                # Notes that were taken while others were being committed go together with the next commit.
+                if lane.said < word and self._mine(delivery):
+                    await self._commit([other for other in self.lanes.values() if other.said < other.words])
         except Fenced as error:
             raise BrokerUnavailable(str(error)) from error  # it is seen later whether the message is still ours
         except NoRoom as error:
-            if before is None:
-                lane.notes.pop(record.offset, None)
-            else:
-                lane.notes[record.offset] = before
-            raise BrokerError(f"{self._group}: {error}") from error
+            raise BrokerError(str(error)) from error
         return self._mine(delivery)
 
     def _fields(self) -> dict[str, object]:
         return {"service": self._subscription.service, "queue": self.queue, "group": self._group}
+
+
+async def _wait(event: asyncio.Event, timeout: float) -> None:
+    """Until it is set, or the time is over. Not by `wait_for`: in Python 3.11 it loses cancellations."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -32,7 +32,7 @@ _LONG: Final = 80
 
 
 class NoRoom(Exception):
-    """The notes of a partition do not fit into its commit."""
+    """There is no room for one more note in the commit of a partition."""
 
 
 class Ledger:
@@ -168,19 +168,18 @@ def encode(
 ) -> str:
     """The metadata of a commit. What does not fit is left out on the safe side: more suspects, fewer finished.
 
-    Raises NoRoom for notes that do not fit even without their long texts.
+    Of notes first the long texts go, then all texts, then those farthest ahead: `fit` tells before it comes to that.
     """
     told: dict[str, object] = {"o": owner} if owner else {}
     room = ROOM - 40 - len(owner)
-    known = sorted((notes or {}).items())
-    kept = {str(offset - commit): note for offset, note in known if offset >= commit and note}
-    if kept:
-        told["n"] = kept
-        if len(_dumps(kept)) > ROOM_FOR_NOTES:
-            told["n"] = kept = {key: _brief(note) for key, note in kept.items()}
-        size = len(_dumps(kept))
-        if size > ROOM_FOR_NOTES:
-            raise NoRoom(f"{len(kept)} notes take {size} bytes; there is room for {ROOM_FOR_NOTES}")
+    if notes:
+        for shorten in (dict, _brief, _numbers):
+            told["n"] = kept = _kept(notes, commit, shorten)
+            if (size := len(_dumps(kept))) <= ROOM_FOR_NOTES:
+                break
+        while size > ROOM_FOR_NOTES:
+            kept.popitem()
+            size = len(_dumps(kept))
         room -= size
     if suspects:
         text = _write(suspects, commit)
@@ -195,6 +194,11 @@ def encode(
         if text:
             told["d"] = text
     return _dumps(told) if told else ""
+
+
+def fit(notes: Mapping[int, Note], commit: int) -> bool:
+    """Whether notes can stand in one commit, all of them, if only by their numbers."""
+    return len(_dumps(_kept(notes, commit, _numbers))) <= ROOM_FOR_NOTES
 
 
 def decode(commit: int, metadata: str) -> Legacy:
@@ -235,8 +239,18 @@ def _read(text: str, commit: int) -> list[Range]:
     return merged(found)
 
 
+def _kept(notes: Mapping[int, Note], commit: int, shorten: Callable[[Note], Note]) -> dict[str, Note]:
+    return {
+        str(offset - commit): shorten(notes[offset]) for offset in sorted(notes) if offset >= commit and notes[offset]
+    }
+
+
 def _brief(note: Note) -> Note:
     return {name: value for name, value in note.items() if not isinstance(value, str) or len(value) <= _LONG}
+
+
+def _numbers(note: Note) -> Note:
+    return {name: value for name, value in note.items() if not isinstance(value, str)}
 
 
 def _dumps(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from eventbus_kafka import records
 from eventbus_kafka.lanes import Lane, receipt_of
 from eventbus_kafka.log import LogConsumer
 from eventbus_kafka.names import Names, tiers_of
-from eventbus_kafka.offsets import noted
+from eventbus_kafka.offsets import NoRoom
 from eventbus_kafka.records import Outgoing, Record
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class WorkConsumer(LogConsumer):
 
     def _change_note(self, lane: Lane, offset: int, release: Release) -> None:
         if release.headers and offset in lane.notes:
-            lane.notes[offset] = noted(lane.notes[offset], release.headers)
+            with contextlib.suppress(NoRoom):
+                lane.note(offset, release.headers)
 
     async def _copy(
         self, items: Sequence[tuple[Delivery, Settlement]], places: Sequence[int], answers: list[Settled]

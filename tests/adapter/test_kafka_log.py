@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -27,7 +27,8 @@ from eventbus.errors import BrokerUnavailable
 from eventbus.settlement import ACK, Release, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter
-from eventbus_kafka._client import Fenced, GroupConsumer, Moving
+from eventbus_kafka._client import TP, Fenced, GroupConsumer, Moving
+from eventbus_kafka.log import LogConsumer
 from tests.brokers.kafka import shared_url
 
 RELEASE_UNNOTED = Release({headers.CRASHES: None})
@@ -98,16 +99,17 @@ async def test_strange_records_are_retried_and_parked_to_the_byte(place: Place) 
         await place.produce((None, None, odd), (b"\xff", b"{}", []), (b"k", b"", odd))
         async with running(bus, service):
 
-            async def parked() -> bool:
+            async def all_parked() -> bool:
                 return await bus.dead_letters(service).count() == 3
 
-            await eventually(parked, "all three were parked")
+            await eventually(all_parked, "all three were parked")
         letters = (await bus.dead_letters(service).browse()).letters
     assert len(seen) == 6
     assert {letter.retries for letter in letters} == {1}
     assert sorted(letter.id for letter in letters) == [f"{place.prefix}.main/0/{n}" for n in range(3)]
-    for topic in (f"{place.prefix}.retry.{service.name}.100", f"{place.prefix}.dlq.{service.name}"):
-        found = {record.key: record for record in await place.read(topic)}  # type: ignore[attr-defined]
+    retry, parked = f"{place.prefix}.retry.{service.name}", f"{place.prefix}.dlq.{service.name}"
+    for topics in ([f"{retry}.100", f"{retry}.0"], [parked]):  # a retry that is nearly due takes the shorter road
+        found = {record.key: record for topic in topics for record in await place.read(topic)}  # type: ignore[attr-defined]
         assert {key: record.value for key, record in found.items()} == {None: None, b"\xff": b"{}", b"k": b""}
         for key in (None, b"k"):
             kept = [(n, v) for n, v in found[key].headers if not n.startswith("x-")]
@@ -301,7 +303,7 @@ async def test_partitions_that_go_while_they_are_taken_over_are_no_surprise(plac
         await member.start([f"{place.prefix}.main"])
         try:
             with pytest.raises(Fenced, match="no partitions at the moment"):
-                member.seek((f"{place.prefix}.main", 0), 0)
+                member.begin({(f"{place.prefix}.main", 0): 0})
         finally:
             await member.stop()
 
@@ -333,6 +335,39 @@ async def test_an_error_nobody_thought_of_does_not_end_the_fetching(
     assert "fetch_failed" in [getattr(record, "event", "") for record in caplog.records]
 
 
+async def test_looking_at_a_service_does_not_bring_its_topics_back(place: Place) -> None:
+    """Brokers make topics that are asked for (by default), and one who has asked before asks again and again."""
+    service = place.service()
+    async with place.bus() as looking, place.bus() as leaving:
+        await looking.provision(service)
+        await looking.publish("a")
+        async with looking.adapter.consume(service.subscription()) as consumer:
+            (delivery,) = await _receive(consumer)
+            await consumer.settle([(delivery, ACK)])
+        assert (await looking.stats(service)).ready == 0
+        await leaving.unsubscribe(service)
+        assert isinstance(looking.adapter, KafkaAdapter)
+        client = looking.adapter.client
+        for connections in (client._open._client, client._look._client, client._producer._made.client):
+            connections.add_topic(f"{place.prefix}.dlq.{service.name}")
+            await connections.force_metadata_update()
+        assert [topic for topic in await client.topics() if service.name in topic] == []
+        with pytest.raises(UnknownService):
+            await looking.stats(service)
+
+
+async def test_a_bus_does_not_ask_for_all_topics_of_the_cluster_again_and_again(place: Place) -> None:
+    """A cluster may have ten thousand of them: what is refreshed every few seconds is what was asked for."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.stats(service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        for connections in (bus.adapter.client._open._client, bus.adapter.client._look._client):
+            await connections.force_metadata_update()
+            assert all(topic.startswith(place.prefix) for topic in connections.cluster.topics())
+
+
 async def test_attempts_of_in_place_retries_survive_in_the_commit(place: Place) -> None:
     """Seed 3's blocking retry: a consumer that vanishes between two attempts costs none of them."""
     service = place.service(retry=RetryPolicy(max_retries=5, delay=0.05, mode="in-place"))
@@ -360,6 +395,114 @@ async def test_attempts_of_in_place_retries_survive_in_the_commit(place: Place) 
             await eventually(lambda: calls and calls[-1] == 5, "it went on")
             await drained(bus, service)
     assert calls == [3, 4, 5]
+
+
+async def test_more_notes_than_a_commit_has_room_for_do_not_stop_the_commits(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds fail while a commit is under way: some are told that there is no room, and the next commit goes."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(300)])
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            assert isinstance(consumer, LogConsumer)
+            held: list[Delivery] = []
+            while len(held) < 300:
+                held += await consumer.receive(300, 1.0)
+            slow, go_on = consumer._member.commit, asyncio.Event()  # type: ignore[union-attr]
+
+            async def stalled(offsets: Mapping[TP, tuple[int, str]]) -> None:
+                await go_on.wait()
+                await slow(offsets)
+
+            monkeypatch.setattr(consumer._member, "commit", stalled)
+            notes = [asyncio.create_task(consumer.note(held[0], {"x-retries": 1}))]
+            await eventually(consumer._committing.locked, "a commit is under way")
+            await consumer.settle([(held.pop(), ACK)])
+            await asyncio.sleep(bus.adapter.options.commit_interval * 1.5)  # type: ignore[attr-defined]
+            told = {"x-retries": 1, "x-due-at": 1794995337127}
+            notes += [asyncio.create_task(consumer.note(delivery, told)) for delivery in held]
+            await asyncio.sleep(0)
+            go_on.set()
+            answers = await asyncio.gather(*notes, return_exceptions=True)
+            assert {type(answer) for answer in answers} == {bool, BrokerError}
+            await consumer.settle([(delivery, ACK) for delivery in held])
+
+            async def committed() -> bool:
+                assert isinstance(bus.adapter, KafkaAdapter)
+                found = await bus.adapter.client.committed(f"{place.prefix}.{service.name}")
+                return found[f"{place.prefix}.main", 0][0] == 300
+
+            await eventually(committed, "all are committed")
+
+
+async def test_a_note_while_the_group_moves_does_not_make_it_move_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit behind the request to join would be judged by the next generation, and end the membership."""
+    service = place.service()
+    sub = service.subscription()
+    moves: list[str] = []
+    async with place.bus(partitions=2, drain="0.1s") as hasty, place.bus(partitions=2) as patient:
+        await hasty.provision(service)
+        await hasty.publish_many([Event("a", n, key=f"k{n}") for n in range(20)])
+        async with patient.adapter.consume(sub) as slow, hasty.adapter.consume(sub) as quick:
+            assert isinstance(quick, LogConsumer)
+
+            def settled() -> bool:
+                return not quick._moving and sum(topic == f"{place.prefix}.main" for topic, _ in quick.lanes) == 1
+
+            await eventually(settled, "each has a partition")
+            (kept,), (running_on,) = await _receive(slow), await _receive(quick)
+            revoked = quick.revoked
+
+            async def counted() -> None:
+                await revoked()
+                moves.append("revoked")
+
+            monkeypatch.setattr(quick, "revoked", counted)
+            async with hasty.adapter.consume(sub):
+                await eventually(lambda: moves, "one joins again, and waits for the other")
+                noting = asyncio.create_task(quick.note(running_on, {"x-retries": 1}))
+                await asyncio.sleep(0)
+                await slow.settle([(kept, ACK)])
+                with pytest.raises(BrokerUnavailable):
+                    await noting
+                await eventually(lambda: not quick._moving, "the group has settled down")
+                assert moves == ["revoked"]
+
+
+async def test_a_consumer_whose_coroutine_ends_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug of ours must not look like an empty queue."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            await bus.publish("a")
+            (delivery,) = await _receive(consumer)
+            with monkeypatch.context() as broken:
+                broken.setattr(consumer, "_commit", lambda *_: 1 / 0)
+                await consumer.settle([(delivery, ACK)])
+                with pytest.raises(ZeroDivisionError):
+                    await consumer.receive(1, 10.0)
+
+
+async def test_a_log_that_was_cut_is_read_from_where_it_begins_now(place: Place) -> None:
+    """Offsets that were read before come again: they are other messages, and a consumer must not trip over them."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(3)])
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            assert isinstance(consumer, LogConsumer)
+            first = [delivery for _ in range(3) for delivery in await _receive(consumer)]
+            assert consumer._member is not None
+            consumer._member.begin({(f"{place.prefix}.main", 0): 0})  # as the driver does it where a log is shorter
+            again = [delivery for _ in range(3) for delivery in await _receive(consumer)]
+            assert [delivery.event.data for delivery in again] == [0, 1, 2]
+            assert await consumer.settle([(delivery, ACK) for delivery in first]) == ["lost"] * 3
+            assert await consumer.settle([(delivery, ACK) for delivery in again]) == ["done"] * 3
 
 
 @pytest.mark.parametrize("settlement", [ACK, RELEASE_UNNOTED], ids=["done", "handed back"])

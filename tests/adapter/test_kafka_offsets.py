@@ -12,7 +12,7 @@ from eventbus import Event
 from eventbus.settlement import Delivery, History
 from eventbus_kafka.holes import Holes
 from eventbus_kafka.lanes import LARGEST_LEAD, SMALLEST_LEAD, Lane
-from eventbus_kafka.offsets import NOTHING, Ledger, Legacy, NoRoom, contains, decode, encode, merged, ranges_of
+from eventbus_kafka.offsets import NOTHING, Ledger, Legacy, NoRoom, Note, contains, decode, encode, merged, ranges_of
 
 OFFSETS = st.lists(st.integers(0, 400), unique=True, max_size=60).map(sorted)
 
@@ -108,12 +108,36 @@ def test_what_does_not_fit_is_left_out_on_the_safe_side() -> None:
 
 
 def test_long_texts_of_notes_go_first() -> None:
-    """Attempts survive where their history does not fit; what does not fit even so is refused."""
-    notes = {offset: {"x-retries": 3, "x-attempts": "y" * 1500} for offset in range(5)}
-    found = decode(0, encode(0, (), (), notes))  # type: ignore[arg-type]
-    assert found.notes == {offset: {"x-retries": 3} for offset in range(5)}
+    """Attempts survive where their history does not fit: first without its long texts, then without any."""
+    when = "2026-01-01T00:00:00.000Z"
+    notes: dict[int, Note] = {n: {"x-retries": 3, "x-enqueued-at": when, "x-attempts": "y" * 1500} for n in range(5)}
+    found = decode(0, encode(0, (), (), notes))
+    assert found.notes == {offset: {"x-retries": 3, "x-enqueued-at": when} for offset in range(5)}
+    many: dict[int, Note] = {offset: {"x-retries": 3, "x-enqueued-at": when} for offset in range(100)}
+    assert decode(0, encode(0, (), (), many)).notes == {offset: {"x-retries": 3} for offset in range(100)}
+
+
+def test_too_many_notes_do_not_keep_a_commit_from_being_written() -> None:
+    """Another's commit may have had more room than ours: what is nearest is kept, and all of it fits."""
+    notes: dict[int, Note] = {offset: {"x-retries": 3, "x-due-at": 1794995337127} for offset in range(500)}
+    text = encode(0, [(0, 500)], (), notes, "me")
+    assert len(text) <= 4096
+    found = decode(0, text)
+    assert 30 < len(found.notes) < 500
+    assert list(found.notes) == list(range(len(found.notes)))
+
+
+def test_a_note_without_room_is_refused_and_changes_nothing() -> None:
+    """Whoever is told that a note stands can rely on it, so one too many is told at once."""
+    lane = _lane()
+    lane.feed(_records(*range(500)))  # type: ignore[arg-type]
+    for offset in range(30):
+        lane.note(offset, {"x-retries": 1, "x-due-at": 1794995337127})
+    kept = dict(lane.notes)
     with pytest.raises(NoRoom):
-        encode(0, (), (), {offset: {"x-first-failed-at": "2026-01-01T00:00:00.000Z"} for offset in range(200)})
+        lane.note(499, {f"x-{n}": n for n in range(500)})
+    assert lane.notes == kept
+    assert _commit(lane).notes == kept
 
 
 @pytest.mark.parametrize(
@@ -140,7 +164,9 @@ def _records(*numbers: int) -> list[object]:
 
 
 def _lane(start: int = 0, legacy: Legacy = NOTHING, limit: int = 100) -> Lane:
-    return Lane(("t", 0), start, legacy, tier=None, limit=limit)
+    lane = Lane(("t", 0), start, legacy, tier=None)
+    lane.limit = limit
+    return lane
 
 
 def _hold(lane: Lane, record: object, *, crashes: int = 0, noted: bool = False) -> None:
@@ -240,6 +266,16 @@ def test_a_call_that_moves_to_another_consumer_is_no_crash() -> None:
     lane.notes[0] = {"x-crashes": 2}
     assert _commit(lane, held=False, ahead=False).notes == {0: {"x-crashes": 1}}
     assert _commit(lane).notes == {0: {"x-crashes": 2}}
+
+
+@pytest.mark.parametrize(("lanes", "limit"), [(1, 1024), (6, 1024), (100, 81), (5000, 32)])
+def test_many_lanes_keep_less_ready_each(lanes: int, limit: int) -> None:
+    """A consumer of a hundred partitions takes no more memory than one of eight."""
+    lane, retries = Lane(("t", 0), 0, NOTHING, tier=None), Lane(("t.retry", 0), 0, NOTHING, tier=100)
+    lane.share(lanes)
+    retries.share(lanes)
+    assert (lane.limit, retries.limit) == (limit, limit // 8)
+    assert 1024 * 1024 <= lane.most_bytes <= max(64 // lanes, 1) * 1024 * 1024 + 1024 * 1024
 
 
 def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
