@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -25,7 +25,6 @@ from eventbus.settlement import (
     ACK,
     FRESH,
     RELEASE,
-    Ack,
     Delivery,
     HeaderDelta,
     Park,
@@ -38,6 +37,7 @@ from eventbus.settlement import (
 from eventbus.status import ACKED, Outcome
 from eventbus.worker.calling import Deadlines
 from eventbus.worker.completed import ASK_AGAIN, Completed
+from eventbus.worker.reports import Reports, note_failed
 from eventbus.worker.runner import Runner
 from eventbus.worker.settling import BACKOFF, SAY_AGAIN, Item, Settler
 from eventbus.worker.shaping import Shapes, Stores
@@ -53,8 +53,6 @@ ANSWER_TIMEOUT: Final = 2.0
 """How long the process stands still for the broker's word about a suspect that was handled."""
 Observe: TypeAlias = Callable[[Delivery, Outcome, Settlement], None]
 """Told of every outcome and what was decided; TestBus keeps them."""
-
-_VERDICTS: Final = {Ack: "ack", Retry: "drop", Requeue: "requeue", Park: "park"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ class Worker:
     ) -> None:
         self.service = service
         self._consumer = consumer
-        self._broker = broker.upper()
+        self._reports = Reports(service.name, broker)
         self._clock = clock or SystemClock()
         self._solitude = solitude or Solitude.here()
         self._prefetch = service.prefetch
@@ -126,8 +124,6 @@ class Worker:
         self._failure: BaseException | None = None
         self._in_place: list[float] = []
         self._observe = observe
-        self._acked: Counter[tuple[str, int | None]] | None = Counter() if telemetry.measuring() else None
-        """What was acknowledged since the last settlement; None where nobody counts anything."""
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._suspected = asyncio.Event()
@@ -255,7 +251,7 @@ class Worker:
             failures = 0
             self._receiving = True
             if deliveries:
-                telemetry.received.add(len(deliveries), {"service": self.service.name})
+                self._reports.received(len(deliveries))
                 now = self._clock.now()
                 self._received += len(deliveries)
                 self._held += len(deliveries)
@@ -274,9 +270,7 @@ class Worker:
         unseen: list[Delivery] = []
         for delivery, seen in zip(deliveries, await completed.ask(deliveries), strict=True):
             if seen == "done" and not delivery.problem:
-                telemetry.duplicates.add(1, {"service": self.service.name, "type": delivery.event.type})
-                fields = telemetry.about(delivery) | {"redriven": delivery.history.redriven or None}
-                telemetry.log(logging.INFO, "duplicate_skipped", fields)
+                self._reports.duplicate(delivery)
                 self._settler.add(delivery, ACK)
             elif seen == "claimed" and not delivery.problem:
                 self._twins.append(delivery)
@@ -388,7 +382,7 @@ class Worker:
         return runner
 
     def _unrouted(self, delivery: Delivery, now: float) -> None:
-        telemetry.unrouted.add(1, {"service": self.service.name, "type": delivery.event.type})
+        self._reports.unrouted(delivery)
         if self.service.strict:
             reason = f"{self.service.name} has no route for {delivery.event.type}"
             self._park(delivery, Outcome(reason=reason, code="no-route"), "no-route", now)
@@ -470,7 +464,7 @@ class Worker:
             try:
                 ours = await self._consumer.note(delivery, {headers.CRASHES: crashes})
             except EventBusError as error:
-                telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
+                note_failed(delivery, error)
                 self._suspects.appendleft(delivery)
                 await wait_for(self._stopping, 1.0)
                 self._suspected.set()
@@ -507,18 +501,17 @@ class Worker:
         if self._observe is not None:
             self._observe(delivery, outcome, settlement)
         if self._keys is not None and delivery.event.key is not None and isinstance(settlement, (Retry, Requeue)):
-            self._count(delivery, outcome, settlement)
+            self._reports.decided(delivery, outcome, settlement)
             self._keep_place(delivery, outcome, settlement, now)
             return None
         if isinstance(settlement, Requeue) and not delivery.noted and not self._stopping.is_set():
             if settlement.delay <= self.service.max_local_delay and len(self._waiting) < self._waiting.places:
                 self._requeued(delivery, outcome, now)
-                self._count(delivery, outcome, settlement)
+                self._reports.decided(delivery, outcome, settlement)
                 self._postpone(delivery, settlement.due_at, now)
                 return None
         elif isinstance(settlement, Retry) and in_place and route.policy.retry.mode == "in-place":
-            self._count(delivery, outcome, settlement)
-            self._report_retry(delivery, settlement)
+            self._reports.decided(delivery, outcome, settlement)
             return settlement
         self._finish(delivery, outcome, settlement)
         return None
@@ -530,8 +523,6 @@ class Worker:
 
     def _keep_place(self, delivery: Delivery, outcome: Outcome, settlement: Retry | Requeue, now: float) -> None:
         """Try again here and not by the delayed road: the followers of its key wait. No slot is held meanwhile."""
-        if isinstance(settlement, Retry):
-            self._report_retry(delivery, settlement)
         if isinstance(settlement, Retry) or delivery.noted:
             self._hold(self._note_and_wait(delivery, outcome, settlement))
         else:
@@ -546,7 +537,7 @@ class Worker:
                 return
         except EventBusError as error:
             # Its place matters more than the note: only a crash before the next one would forget this attempt.
-            telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
+            note_failed(delivery, error)
         if isinstance(settlement, Retry):
             delivery.history = headers.after_retry(delivery.history, settlement.headers)
         else:
@@ -570,7 +561,7 @@ class Worker:
                 self._forget([delivery])
                 return False
         except EventBusError as error:
-            telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
+            note_failed(delivery, error)
             self._settler.add(delivery, retry)
             return False
         delivery.history = headers.after_retry(delivery.history, retry.headers)
@@ -607,13 +598,7 @@ class Worker:
     # --- settle ----------------------------------------------------------------------------------------------
 
     def _finish(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
-        if settlement is ACK:
-            if self._acked is not None:  # counted here, added up per batch: an instrument call each would cost more
-                self._acked[delivery.event.type, outcome.status] += 1
-        else:
-            self._count(delivery, outcome, settlement)
-            if isinstance(settlement, Retry):
-                self._report_retry(delivery, settlement)
+        self._reports.decided(delivery, outcome, settlement)
         self._settler.add(delivery, settlement)
 
     def _settled(self, results: Sequence[tuple[Item, Settled]]) -> None:
@@ -625,15 +610,10 @@ class Worker:
             if settlement is ACK and answer == "done":
                 continue
             if answer == "lost":
-                telemetry.lost.add(1, {"service": self.service.name, "type": delivery.event.type})
-                telemetry.log(logging.WARNING, "delivery_lost", telemetry.about(delivery))
+                self._reports.lost(delivery)
             elif isinstance(settlement, Park):
-                self._report_parked(delivery, settlement)
-        if self._acked:
-            for (type, status), number in self._acked.items():
-                labels = {"service": self.service.name, "type": type, "verdict": "ack", "status": str(status or "")}
-                telemetry.handled.add(number, labels)
-            self._acked.clear()
+                self._reports.parked(delivery, settlement)
+        self._reports.add_up()
 
     def _go_on(self, results: Sequence[tuple[Item, Settled]], keys: KeyLanes[Delivery]) -> None:
         """The followers of settled deliveries take their turn; those of lost ones are handed back, to come in order."""
@@ -740,34 +720,7 @@ class Worker:
                 try:
                     await self._consumer.note(delivery, _unnoted(delivery))
                 except EventBusError as error:
-                    telemetry.log(logging.WARNING, "note_failed", telemetry.about(delivery) | {"error": str(error)})
-
-    # --- tell ------------------------------------------------------------------------------------------------
-
-    def _count(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
-        if self._acked is not None:
-            labels = {"service": self.service.name, "type": delivery.event.type}
-            verdict = _VERDICTS.get(type(settlement), "release")
-            telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})
-            if isinstance(settlement, Retry):
-                telemetry.retries.add(1, labels | {"attempt": delivery.attempt})
-                telemetry.retry_delay.record(settlement.delay, labels)
-        if isinstance(settlement, Ack) and settlement.discarded:
-            fields = telemetry.about(delivery) | {"reason": settlement.discarded}
-            telemetry.log(logging.ERROR, "message_discarded", fields)
-
-    def _report_retry(self, delivery: Delivery, retry: Retry) -> None:
-        fields = {"reason": retry.reason, "next_delay": round(retry.delay, 3)}
-        telemetry.log(logging.WARNING, "retry_scheduled", telemetry.about(delivery) | fields)
-
-    def _report_parked(self, delivery: Delivery, park: Park) -> None:
-        code = park.headers.get(headers.ERROR_CODE) or ""
-        labels = {"service": self.service.name, "type": delivery.event.type}
-        telemetry.parked.add(1, labels | {"reason": park.reason, "error_code": code})
-        fields = telemetry.about(delivery) | {"park_reason": park.reason, "error_code": code, "reason": park.error}
-        if park.reason == "max-retries":
-            fields["code"] = f"{self._broker}_MESSAGE_MAX_RETRIES_EXCEEDED"
-        telemetry.log(logging.ERROR, "message_parked", fields)
+                    note_failed(delivery, error)
 
 
 def _unnoted(delivery: Delivery) -> HeaderDelta:
