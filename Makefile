@@ -22,7 +22,7 @@ lint: $(READY)  ## ruff and mypy --strict
 	$(BIN)/mypy
 
 unit: $(READY) brokers-install  ## all tests, most of which wait, so JOBS=2 at once; PYTEST="-k name" to choose
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 test-rabbit4: $(READY)  ## what concerns RabbitMQ on RabbitMQ 4, from Debian trixie in a folder of its own
 	home=$$(sh scripts/rabbitmq4.sh) && EVENTBUS_RABBIT_HOME=$$home EVENTBUS_RABBIT_PORT=$(or $(PORT),5653) \
