@@ -8,20 +8,13 @@ import sys
 import time
 
 from benchmarks.measure import DATA, goal, json_cost, measured, show
+from benchmarks.ours import counted
 from eventbus import Bus, Event, Service
 
 
 async def _memory(number: int) -> float:
     service = Service("bench-noop", concurrency=64)
-    left, done = number, asyncio.Event()
-
-    @service.on("order.created")
-    async def handle(event: Event) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set()
-
+    done = counted(service, number)
     async with Bus("memory://", source="bench-api") as bus:
         await bus.provision(service)
         with measured(number) as creating:

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from benchmarks.measure import DATA, Figure, goal, measured, show
+from benchmarks.ours import figures
 from eventbus import Bus, Event, Service
 from tests.brokers.kafka import node
 
@@ -118,35 +119,6 @@ async def _faststream(address: str, topic: str, number: int, **options: Any) -> 
     return figure
 
 
-async def _bus(url: str) -> tuple[Figure, Figure, Figure]:
-    service = Service("bench-a", concurrency=64, prefetch=1024)
-    left, done = NUMBER, asyncio.Event()
-
-    @service.on("order.created")
-    async def handle(event: Event) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set()
-
-    async with Bus(url, source="bench-api") as bus:
-        await bus.provision(service)
-        events = [Event("order.created", DATA) for _ in range(NUMBER)]
-        with measured(NUMBER) as publishing:
-            for start in range(0, NUMBER, 500):
-                await bus.publish_many(events[start : start + 500])
-        del events  # a consumer does not carry its publisher's events through every garbage collection
-        with measured(NUMBER) as consuming:
-            async with bus.serving(service):
-                async with asyncio.timeout(120):
-                    await done.wait()
-        few = [Event("order.created", DATA) for _ in range(6400)]
-        with measured(len(few)) as singly:
-            for start in range(0, len(few), 64):
-                await asyncio.gather(*(bus.publish(event) for event in few[start : start + 64]))
-    return publishing, consuming, singly
-
-
 async def _neighbours(url: str, address: str) -> tuple[float, float]:
     """One message of 5 s, then 2,000 at 400/s in the same partition: the p99 of their latency here, and with raw."""
     late: list[float] = []
@@ -241,7 +213,7 @@ def run() -> bool:
         fast = show("FastStream: its default policy", _run(_faststream(address, "fast-default", NUMBER)))
         batch = show("FastStream: batch subscriber", _run(_faststream(address, "fast-batch", NUMBER, batch=True)))
         safe = show("FastStream: at least once", _run(_faststream(address, "fast-safe", FEW, ack_policy=AckPolicy.ACK)))
-        publish, consume, singly = _run(_bus(url))
+        publish, consume, singly = _run(figures(url, Service("bench-a", concurrency=64, prefetch=1024), number=NUMBER))
         show("publish_many, 500 at a time", publish)
         show("publish, 64 callers at once", singly)
         show("consume, handle (64 at once), settle", consume)

@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 
 from benchmarks import redis_depth
 from benchmarks.measure import DATA, Figure, goal, measured, on_loop, show
-from eventbus import Bus, Event, Service
+from benchmarks.ours import figures
+from eventbus import Service
 from eventbus.worker import Worker  # noqa: F401 - loaded before anything is measured, as its peers are
 from tests.brokers.redis import RedisServer
 
@@ -91,46 +92,6 @@ async def _faststream(url: str, number: int) -> Figure:
     return figure
 
 
-async def _bus(url: str) -> tuple[Figure, Figure, Figure]:
-    """Publish many, consume them until the last one is settled, publish by 64 callers at once."""
-    service = Service("bench-a", concurrency=64, prefetch=1024)
-    left, done = NUMBER, asyncio.Event()
-
-    @service.on("order.created")
-    async def handle(event: Event) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set()
-
-    async with Bus(url, source="bench-api") as bus:
-        await bus.provision(service)
-        events = [Event("order.created", DATA) for _ in range(NUMBER)]
-        with measured(NUMBER) as publishing:
-            for start in range(0, NUMBER, 500):
-                await bus.publish_many(events[start : start + 500])
-        del events  # a consumer does not carry its publisher's events through every garbage collection
-        with measured(NUMBER) as consuming:
-            stack = bus.serving(service)
-            await stack.__aenter__()
-            async with asyncio.timeout(120):
-                await done.wait()
-                while any(health.held for health in bus.health.values()):
-                    await asyncio.sleep(0)
-        await stack.__aexit__(None, None, None)
-        stats = await bus.stats(service)
-        assert stats.ready == stats.inflight == 0
-        few = [Event("order.created", DATA) for _ in range(6400)]
-        with measured(len(few)) as singly:
-            for start in range(0, len(few), 64):
-                await asyncio.gather(*(bus.publish(event) for event in few[start : start + 64]))
-        async with bus.serving(service):
-            async with asyncio.timeout(60):
-                while (await bus.stats(service)).ready:
-                    await asyncio.sleep(0.05)
-    return publishing, consuming, singly
-
-
 def run() -> bool:
     """All figures; whether all goals were met."""
     print(f"redis: one server with AOF, body of {len(BODY)} bytes, {NUMBER:,} messages, the best of {ROUNDS} rounds")
@@ -148,7 +109,8 @@ def run() -> bool:
             keep("raw redis-py: XREADGROUP 256, XACK each", on_loop(_raw_consume(url, "each")))
             keep("raw redis-py: XREADGROUP 256, XACK per batch", on_loop(_raw_consume(url, "batch")))
             keep("FastStream: consume, handle, ack", on_loop(_faststream(url, 6_000)))
-            publishing, consuming, singly = on_loop(_bus(url))
+            service = Service("bench-a", concurrency=64, prefetch=1024)
+            publishing, consuming, singly = on_loop(figures(url, service, number=NUMBER))
             keep("publish_many, 500 at a time", publishing)
             keep("publish, 64 callers at once", singly)
             keep("consume, handle, settle", consuming)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import DATA, goal, json_cost, measured, show
+from benchmarks.ours import counted
 from eventbus import Batch, Bus, Event, Fairness, Idempotency, Rate, RetryPolicy, Service
 from eventbus.worker import Worker
 from tests.brokers import kafka, rabbit
@@ -22,15 +23,7 @@ EVERYTHING: dict[str, Any] = {"fairness": True, "rate": Rate(1_000_000, "60s"), 
 async def _cost(**options: object) -> float:
     """CPU per event from receive to settle, on the memory bus."""
     service = Service("bench-shaped", concurrency=64, prefetch=512, **options)  # type: ignore[arg-type]
-    left, done = NUMBER, asyncio.Event()
-
-    @service.on("#")
-    async def handle(event: Event) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set()
-
+    done = counted(service, NUMBER)
     async with Bus("memory://", source="bench-api") as bus:
         await bus.provision(service)
         await bus.publish_many(
@@ -72,15 +65,7 @@ async def _fairness(name: str, url: str, settings: dict[str, dict[str, object]] 
 async def _round_trips(url: str) -> float:
     """Round trips to the store for a batch of 64 events."""
     service = Service("bench-once", concurrency=64, idempotency=Idempotency())
-    left, done = NUMBER, asyncio.Event()
-
-    @service.on("#")
-    async def handle(event: Event) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set()
-
+    done = counted(service, NUMBER)
     async with Bus(url, source="bench-api") as bus:
         await bus.provision(service)
         for start in range(0, NUMBER, 1000):

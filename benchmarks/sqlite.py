@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from benchmarks.measure import DATA, Figure, goal, measured, show
+from benchmarks.ours import figures
 from eventbus import Bus, Event, Service
 from eventbus.adapter import Consumer
 from eventbus.settlement import ACK
@@ -39,33 +40,6 @@ def _plain_loop(folder: Path, number: int) -> tuple[Figure, Figure]:
             db.execute("DELETE FROM queue WHERE id = ?", (row,))
     db.close()
     return publishing, consuming
-
-
-async def _bus(url: str, number: int) -> tuple[Figure, Figure, Figure]:
-    services = [Service("bench-a", concurrency=64), Service("bench-b")]
-    left, done = number, asyncio.Event()
-
-    @services[0].on("order.created")
-    async def handle(event: Event) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set()
-
-    async with Bus(url, source="bench-api") as bus:
-        await bus.provision(*services)
-        events = [Event("order.created", DATA) for _ in range(number)]
-        with measured(number) as publishing:
-            for start in range(0, number, 500):
-                await bus.publish_many(events[start : start + 500])
-        with measured(number) as consuming:
-            async with bus.serving(services[0]):
-                await done.wait()
-        few = [Event("order.created", DATA) for _ in range(6400)]
-        with measured(len(few)) as singly:
-            for start in range(0, len(few), 64):
-                await asyncio.gather(*(bus.publish(event) for event in few[start : start + 64]))
-    return publishing, consuming, singly
 
 
 async def _fill(bus: Bus, service: Service, backlog: int) -> None:
@@ -114,7 +88,8 @@ def run() -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plain_publish, plain_consume = _plain_loop(folder, 4_000)
-        publish, consume, singly = asyncio.run(_bus(f"sqlite:///{folder}/bus.db", 60_000))
+        services = Service("bench-a", concurrency=64), Service("bench-b")
+        publish, consume, singly = asyncio.run(figures(f"sqlite:///{folder}/bus.db", *services, number=60_000))
         show("plain loop: publish", plain_publish)
         show("publish_many, 500 at a time", publish)
         show("publish, 64 callers at once", singly)
