@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -144,6 +145,8 @@ async def _consume(plan: Plan, health: str | None, ready_fd: int | None, listen_
                 at = await stack.enter_async_context(health_served(health, plan))
                 telemetry.log(logging.INFO, "health", {"address": at})
             await bus.provision(*plan.services)
+            gc.collect()
+            gc.freeze()  # what was loaded stays: the collector need not walk through all of it again and again
             async with _listening(plan, listen_fd) as address:
                 fields = {"services": names, "url": redact_url(bus.url), "listen": address}
                 telemetry.log(logging.INFO, "started", fields)

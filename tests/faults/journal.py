@@ -27,8 +27,9 @@ class Journal:
 def read(path: Path) -> Iterator[list[object]]:
     with path.open("rb") as lines:
         for line in lines:
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+            if not line.endswith(b"\n"):
+                return  # it is being written: to go on would be to read its rest as a line
+            yield json.loads(line)
 
 
 @dataclass
