@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -100,6 +101,13 @@ class KafkaAdapter(Adapter):
         """A consumer has ended."""
         if consumer in self._consumers:
             self._consumers.remove(consumer)
+
+    async def say_all(self, asking: LogConsumer) -> None:
+        """See that what all other consumers here noted and took back is committed, as far as they may commit now."""
+        for consumer in self._consumers:
+            if consumer is not asking:
+                with contextlib.suppress(BrokerError):  # its group moves: it commits later, or is another's by then
+                    await consumer.say()
 
     # --- topology --------------------------------------------------------------------------------------------
 

@@ -139,7 +139,8 @@ class Lane:
     def finish(self, offset: int) -> None:
         """It is done with: acknowledged, or its copy stands elsewhere."""
         self.held.pop(offset, None)
-        self.notes.pop(offset, None)
+        if self.notes.pop(offset, None) is not None:
+            self.words += 1
         self.ledger.finish(offset)
         self.dirty = True
 
@@ -161,7 +162,7 @@ class Lane:
             if self.wanting:
                 self.lead = min(LARGEST_LEAD, self.lead * GROWTH)
             elif self._given < self.lead // 4:
-                self.lead = max(SMALLEST_LEAD, self.lead // 2)
+                self.lead = max(SMALLEST_LEAD, self.lead // 8, 2 * self._given)
         self._given = 0
         self.wanting = False
         mark = upcoming + self.lead if ahead else upcoming

@@ -509,22 +509,28 @@ class LogConsumer(Consumer, Moving):
         self._arrived.set()
 
     async def note(self, delivery: Delivery, delta: HeaderDelta) -> bool:
-        """Written into the metadata of the partition's commit, which stands before this returns."""
+        """Written into the metadata of the partition's commit, which stands before this returns.
+
+        So does what became of messages that had notes before: this one may kill the process, and is to blame alone.
+        """
         lane, record = receipt_of(delivery)
         if not self._mine(delivery):
             return False
         try:
             lane.note(record.offset, delta)
-            word = lane.words
-            async with self._committing:
-                # Notes that were taken while others were being committed go together with the next commit.
-                if lane.said < word and self._mine(delivery):
-                    await self._commit([other for other in self.lanes.values() if other.said < other.words])
+            await self._adapter.say_all(self)
+            await self.say()
         except Fenced as error:
             raise BrokerUnavailable(str(error)) from error  # it is seen later whether the message is still ours
         except NoRoom as error:
             raise BrokerError(str(error)) from error
         return self._mine(delivery)
+
+    async def say(self) -> None:
+        """Commit what was noted, and what took notes back, as far as it does not stand yet."""
+        if any(lane.said < lane.words for lane in self.lanes.values()):
+            async with self._committing:  # who comes while another commits goes with the next commit, with all others
+                await self._commit([lane for lane in self.lanes.values() if lane.said < lane.words])
 
     def _fields(self) -> dict[str, object]:
         return {"service": self._subscription.service, "queue": self.queue, "group": self._group}

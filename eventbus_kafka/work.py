@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from eventbus import headers, telemetry
+from eventbus import headers
 from eventbus.adapter import Settled, Subscription
-from eventbus.errors import BrokerError, UnknownService
+from eventbus.errors import UnknownService
 from eventbus.failpoints import failpoint
 from eventbus.settlement import FRESH, Ack, Delivery, Park, Release, Requeue, Retry, Settlement
 from eventbus_kafka import records
@@ -73,14 +72,13 @@ class WorkConsumer(LogConsumer):
         answers: list[Settled] = ["lost"] * len(items)
         copies: list[int] = []
         released: dict[Lane, list[Record]] = {}
-        noted_on: set[Lane] = set()
         for place, (delivery, settlement) in enumerate(items):
             lane, record = receipt_of(delivery)
             offset = record.offset
             if lane.fenced or lane.held.get(offset) is not delivery:
                 continue
-            if offset in lane.notes:
-                noted_on.add(lane)
+            if offset in lane.notes:  # a note that outlives its message is a crash to the next consumer
+                self._commit_soon.set()
             if type(settlement) is Ack:
                 lane.finish(offset)
                 answers[place] = "done"
@@ -96,18 +94,8 @@ class WorkConsumer(LogConsumer):
             self._arrived.set()
         if copies:
             await self._copy(items, copies, answers)
-        if noted_on:
-            await self._take_back(noted_on)
         self._settled.set()
         return answers
-
-    async def _take_back(self, lanes: Iterable[Lane]) -> None:
-        """Commit now: a note that outlives its message, in a process that another one kills, is a crash to the next."""
-        try:
-            async with self._committing:
-                await self._commit(list(lanes))
-        except BrokerError as error:  # what is finished stays so here, and is committed as soon as that is possible
-            telemetry.log(logging.WARNING, "commit_failed", self._fields() | {"error": str(error)})
 
     def _change_note(self, lane: Lane, offset: int, release: Release) -> None:
         if release.headers and offset in lane.notes:
