@@ -13,9 +13,10 @@ from eventbus_kafka.offsets import Ledger, Legacy, NoRoom, Note, noted
 from eventbus_kafka.records import Record
 
 SMALLEST_LEAD: Final = 16
-LARGEST_LEAD: Final = 4096
+LARGEST_LEAD: Final = 256
+"""All of it is suspect once its consumer is gone, and suspects go one by one; half of it lasts while one commits."""
 GROWTH: Final = 16
-"""A backlog waits for two commits until the lead is at its largest; a step of four cost it a tenth of a second."""
+"""A backlog waits for one commit until the lead is at its largest; smaller steps cost it a tenth of a second."""
 LARGEST_BUFFER: Final = 1024
 SMALLEST_BUFFER: Final = 32
 MOST_BUFFERED: Final = 8192
