@@ -104,7 +104,7 @@ class KafkaAdapter(Adapter):
 
     async def say_all(self, asking: LogConsumer) -> None:
         """See that what all other consumers here noted and took back is committed, as far as they may commit now."""
-        for consumer in self._consumers:
+        for consumer in list(self._consumers):  # one may close meanwhile
             if consumer is not asking:
                 with contextlib.suppress(BrokerError):  # its group moves: it commits later, or is another's by then
                     await consumer.say()

@@ -49,7 +49,13 @@ async def _straight(names: Sequence[str], connection: AnyConnection) -> list[dic
     bus = place.bus()
     must_exist(bus)
     async with bus:
-        return [asdict(await standing(bus, service)) for service in services]
+        found = [await standing(bus, service) for service in services]
+    for one in found:
+        if names and not one.subscribed:  # who asks for it by name wants to hear of a slip
+            known = ", ".join(s.name for s in place.config.outline()) if place.config is not None else ""
+            hint = f" (the bus.toml has {known})" if known else ""
+            raise UnknownService(f"{one.service} is not subscribed here; mistyped, or never provisioned?{hint}")
+    return [asdict(one) for one in found]
 
 
 async def _remote(names: Sequence[str], connection: AnyConnection) -> list[dict[str, Any]]:

@@ -42,6 +42,10 @@ def test_depths_straight_from_the_broker(cli: Cli, letters: dict[str, str]) -> N
     assert table[1].split()[:5] == ["wms-cincout", "0", "0", "0", "3"]
     assert table[2].split() == ["wms-new", "never", "ran"]
     assert len(table) == 3
+    slip = cli("stats", "wms-cincuot")
+    assert (slip.returncode, slip.stdout) == (2, "")
+    assert "wms-cincuot is not subscribed here" in slip.stderr
+    assert "wms-cincout, wms-new" in slip.stderr
 
 
 def test_the_breaker_of_a_running_forwarder(cli: Cli, until: Callable[[Callable[[], object], str], None]) -> None:
