@@ -4,6 +4,7 @@ closed --(10 failures in a row)--> open --(5 s, doubling to 60 s)--> half-open: 
    ^------------------------(probe succeeds)-------------------------------|
                                       open <--------(probe fails)----------|
 
+One failure opens it where the event would be parked because nobody was there to take it.
 An endpoint that has just come back is not overrun by all that waited: one call at a time first, one more for every
 four that succeed, half as many after a failure, and no limit any more once it has reached 64.
 """
@@ -106,8 +107,8 @@ class Breaker:
         self._probing = True
         return True
 
-    def record(self, ok: bool, now: float, epoch: int | None = None) -> None:
-        """How an allowed call ended."""
+    def record(self, ok: bool, now: float, epoch: int | None = None, *, trip: bool = False) -> None:
+        """How an allowed call ended. `trip`: this failure opens it by itself."""
         if self._state == "open" or (epoch is not None and epoch != self._epoch):
             return  # asked in another state; nothing was allowed in this one
         if self._state == "half-open":
@@ -125,7 +126,7 @@ class Breaker:
             self._failed = 0
         else:
             self._failed += 1
-            if self._failed >= self.failures:
+            if trip or self._failed >= self.failures:
                 self._trip(now)
 
     def forget(self, epoch: int | None = None) -> None:

@@ -168,10 +168,10 @@ class Endpoint:
         if not (self.breaker is None or self.breaker.allow(self._now()) or await self._turn(self.breaker)):
             return self._not_now(self.breaker)
         headers, body = build(delivery, self._single_mode)
-        end, probing = await self._exchange(headers, body, delivery.event.id)
+        end, free = await self._exchange(headers, body, delivery.event.id, last=delivery.is_last_attempt)
         if isinstance(end, SendFailed):
-            return self._told(outcome_of_failure(end), probing)
-        return self._told(outcome_of_answer(end, now=self._now()), probing)
+            return self._told(outcome_of_failure(end), free)
+        return self._told(outcome_of_answer(end, now=self._now()), free)
 
     async def send_batch(self, batch: Batch) -> Outcome | list[Outcome]:
         """Post many events at once: an outcome for each of them, or one for all.
@@ -183,23 +183,30 @@ class Endpoint:
             return self._not_now(self.breaker)
         headers, body = build_batch(deliveries)
         key = next(value for name, value in headers if name == "idempotency-key")
-        end, probing = await self._exchange(headers, body, key)
+        last = any(delivery.is_last_attempt for delivery in deliveries)
+        end, free = await self._exchange(headers, body, key, last=last)
         if isinstance(end, SendFailed):
-            return self._told(outcome_of_failure(end), probing)
+            return self._told(outcome_of_failure(end), free)
         found = outcomes_of_answer(end, deliveries, now=self._now())
         if isinstance(found, list):
-            return [self._told(outcome, probing=False) for outcome in found]
+            return [self._told(outcome, free=False) for outcome in found]
         if self._halving and len(deliveries) > 1 and worth_halving(found):
             raise Refused(f"{found.status} for {len(deliveries)} events")
-        return self._told(found, probing)
+        return self._told(found, free)
 
     def __repr__(self) -> str:
         return f"Endpoint({printable(self.url)!r}, timeout={self.timeout:g}, mode={self.mode!r})"
 
     # --- sending ---------------------------------------------------------------------------------------------
 
-    async def _exchange(self, headers: HeaderList, body: bytes, id: str) -> tuple[Answer | SendFailed, bool]:
-        """What came back, and whether this was the breaker's probe."""
+    async def _exchange(
+        self, headers: HeaderList, body: bytes, id: str, *, last: bool
+    ) -> tuple[Answer | SendFailed, bool]:
+        """What came back, and whether finding the endpoint down costs the event nothing.
+
+        That is so for the breaker's probe, and for an event on its last attempt that found nobody to talk to: it opens
+        the breaker and waits, so that an endpoint that is down parks nothing, however few retries there are.
+        """
         if self._signer is not None:
             headers += self._signer.headers(escape(id), body, self._now())
         if self._auth is not None:
@@ -220,18 +227,19 @@ class Endpoint:
             raise
         if breaker is None:
             return end, False
+        nobody = last and isinstance(end, SendFailed) and not end.connected
         # Anything but 5xx shows an endpoint that is alive, however little it likes the event.
-        breaker.record(isinstance(end, Answer) and end.status < 500, self._now(), epoch)
+        breaker.record(isinstance(end, Answer) and end.status < 500, self._now(), epoch, trip=nobody)
         if breaker.epoch != epoch:
             self._report(breaker, end)
         if self._turns:
             self._let_in()
-        return end, probing
+        return end, probing or nobody
 
-    def _told(self, outcome: Outcome, probing: bool) -> Outcome:
+    def _told(self, outcome: Outcome, free: bool) -> Outcome:
         if self._auth is not None and outcome.reason:
             outcome = replace(outcome, reason=self._auth.hide(outcome.reason))
-        if not probing or outcome.verdict is not None or not _is_down(outcome):
+        if not free or outcome.verdict is not None or not _is_down(outcome):
             return outcome
         # A probe asks how the endpoint is, and that is not the event's fault: were it charged, a lonely event
         # would be parked by an endpoint that is merely down for an hour.

@@ -13,7 +13,7 @@ from standardwebhooks.webhooks import Webhook
 from eventbus.errors import ConfigError
 from eventbus.event import Event
 from eventbus.forward import BREAKER_OPEN, PROBE_FAILED, Answer, Auth, Breaker, Endpoint, SendFailed, Signer
-from eventbus.policy import DEFAULT_POLICY, Park, Requeue, Retry, decide, judge
+from eventbus.policy import DEFAULT_POLICY, Park, Policy, Requeue, Retry, RetryPolicy, decide, judge
 from eventbus.settlement import Delivery, History
 from eventbus.status import ConsumerStatus
 
@@ -164,6 +164,16 @@ async def test_an_endpoint_that_is_down_for_an_hour_parks_nothing(sender):
     sender.answer = lambda: Answer(200, {})
     time.now += 60
     assert (await endpoint(delivery(retries=10))).status == 200
+
+
+@pytest.mark.parametrize("kind", ["reset", "timeout"])
+async def test_a_last_attempt_that_reached_the_endpoint_parks(kind):
+    """The event was sent and may be what broke the connection: neighbours are not held up for it."""
+    endpoint = Endpoint(URL, sender=failing(SendFailed(kind, "")))
+    outcome = await endpoint(delivery(retries=2, max_attempts=3))
+    assert isinstance(decide(outcome, delivery(retries=2, max_attempts=3), Policy(RetryPolicy(max_retries=2))), Park)
+    assert endpoint.breaker is not None
+    assert endpoint.breaker.state == "closed"
 
 
 async def test_a_probe_that_is_answered_with_500_costs_its_attempt():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from eventbus import Service
+import pytest
+
+from eventbus import RetryPolicy, Service
 from eventbus.forward import Answer, SendFailed
 from eventbus.settlement import Retry
 from eventbus.testing import TestBus
@@ -71,6 +73,21 @@ async def test_an_hour_without_one_endpoint_parks_nothing_and_the_other_notices_
         assert bus.parked == []
         assert sender.most <= 64
         assert len(sender.done[WELL]) == 120
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+async def test_a_lonely_event_with_few_retries_outlives_the_hour_too(retries):
+    """Its last attempt finds nobody, long before ten failures: that opens the breaker, and the event waits."""
+    sender, few = Sender(refuse), Service("wms-cincout", retry=RetryPolicy(max_retries=retries))
+    few.forward("down.*", to=DOWN)
+    async with TestBus(few, sender=sender) as bus:
+        await bus.send("down.x", {}, id="alone")
+        await bus.advance("1h")
+        assert bus.parked == []
+        assert len(sender.sent[DOWN]) < 80
+        sender.down = lambda: Answer(200, {})
+        await bus.advance("2m")
+        assert sender.done[DOWN] == ["alone"]
 
 
 async def test_an_endpoint_of_gateway_errors_parks_nothing_either():
