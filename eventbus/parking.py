@@ -267,7 +267,7 @@ class DeadLetters:
         purge only hides a letter, because the broker keeps a log, `erase` takes all that are gone out of that too.
         """
         if erase:
-            self._check_erase()
+            await self.erase(dry_run=True)
 
         async def move(letters: Sequence[Parked]) -> list[Moved]:
             if export is not None:
@@ -283,6 +283,17 @@ class DeadLetters:
                 telemetry.purged.add(report.done, {"service": self.service, "reason": "operator"})
                 telemetry.log(logging.WARNING, "purged", {"service": self.service, "messages": report.done, "by": by})
         if erase and not dry_run and not report.stopped:
+            report.erased = (await self.erase(by=by)).erased
+        return report
+
+    async def erase(self, *, dry_run: bool = False, by: str = "python") -> Report:
+        """Take what was purged and re-driven out of the broker's log too. A dry run only says whether that can be."""
+        if not self._parking.erases:
+            raise ConfigError(f"erase: a purge of {self.service} is for good on this broker; leave it out")
+        if self._tenants is not None:
+            raise ConfigError("erase: concerns letters of all tenants; leave it to one who sees all of them")
+        report = Report(dry_run=dry_run)
+        if not dry_run:
             report.erased = await self._parking.erase()
             telemetry.log(logging.WARNING, "erased", {"service": self.service, "messages": report.erased, "by": by})
         return report
@@ -341,12 +352,6 @@ class DeadLetters:
             _note(report, new)
         elif new:
             _count(report, new, await self._parking.restore(new))
-
-    def _check_erase(self) -> None:
-        if not self._parking.erases:
-            raise ConfigError(f"erase: a purge of {self.service} is for good on this broker; leave it out")
-        if self._tenants is not None:
-            raise ConfigError("erase: concerns letters of all tenants; leave it to one who sees all of them")
 
     # --- the parts -------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from urllib.parse import quote
 from eventbus import letterlines
 from eventbus.canary import Canary
 from eventbus.cli.api import Api, admin_api
-from eventbus.cli.exits import UsageError
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import UnknownLetter
 from eventbus.filters import Filter
@@ -154,11 +153,28 @@ class RemoteLetters(DeadLetters):
     ) -> Report:
         """Remove letters for good; with `export`, each is in the file and on the disk before it is removed."""
         if erase:
-            raise UsageError("--erase: only straight on the broker; give --url instead of --api")
+            await self.erase(dry_run=True)
         report = Report(dry_run=dry_run)
-        order = {"where": _text(where), "dry_run": dry_run, "addresses": _listed(addresses)}
-        if export is None:
-            return await self._moved("purge", order, ids, after, limit, PIECE, report, stop, progress)
+        if export is None or dry_run:
+            order = {"where": _text(where), "dry_run": dry_run, "addresses": _listed(addresses)}
+            await self._moved("purge", order, ids, after, limit, PIECE, report, stop, progress)
+        else:
+            await self._purge_exported(export, ids, where, after, limit, report, stop, progress)
+        if erase and not dry_run and not report.stopped:
+            report.erased = (await self.erase()).erased
+        return report
+
+    async def _purge_exported(
+        self,
+        export: IO[str],
+        ids: Sequence[str] | None,
+        where: Where,
+        after: str | None,
+        limit: int | None,
+        report: Report,
+        stop: asyncio.Event | None,
+        progress: Progress | None,
+    ) -> None:
         left = await self.count(where) if limit is None else limit
         pages = self._of_ids(ids) if ids is not None else self._pages(where, after)
         async for letters in pages:
@@ -172,7 +188,10 @@ class RemoteLetters(DeadLetters):
             left -= len(letters)
             if progress is not None:
                 progress(report)
-        return report
+
+    async def erase(self, *, dry_run: bool = False, by: str = "") -> Report:
+        """Take what was purged and re-driven out of the broker's log too."""
+        return Report(**await self._post("erase", {"dry_run": dry_run}))
 
     async def import_(
         self,

@@ -12,6 +12,7 @@ from eventbus.console.answers import Count, Found, Lines, Messages, Outcome, Que
 from eventbus.console.desk import PATIENCE, Call, KnownQueue
 from eventbus.console.orders import (
     EditOrder,
+    EraseOrder,
     FilterQuery,
     ImportQuery,
     ListQuery,
@@ -163,6 +164,17 @@ async def purge_messages(call: Call, body: PurgeOrder) -> Outcome:
             stop=stop,
         )
     return await _told(call, report, body.where, "purge")
+
+
+@endpoint(ROUTES, "POST", QUEUE + "/erase", "admin", changes=True)
+async def erase_messages(call: Call, body: EraseOrder) -> Outcome:
+    """Where the broker keeps a log (Kafka): take what was purged and re-driven out of that too.
+
+    What still stands between it is written again first, so this takes as long as that; asked again, it goes on.
+    """
+    report = await call.letters().erase(dry_run=body.dry_run, by=call.caller.name)
+    call.audit |= {"what": "erase", "messages": report.erased, "dry_run": body.dry_run or None}
+    return report
 
 
 @endpoint(ROUTES, "POST", QUEUE + "/import", "admin", changes=True, large=True)

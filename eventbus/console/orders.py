@@ -127,6 +127,12 @@ class PurgeOrder(MoveOrder):
     limit: Many
 
 
+class EraseOrder(Order):
+    """Take out of the broker's log what was purged and re-driven."""
+
+    dry_run: Annotated[bool, Field(description="Only say whether there is a log to take it out of.")] = False
+
+
 class EditOrder(Order):
     """Put one message back with another body: `body` as text, or `body_base64` where it is no text."""
 

@@ -134,6 +134,7 @@ def example(route: Route) -> dict[str, Any]:
     bodies: dict[str, Any] = {
         "redrive_messages": {"json": {"limit": 1, "dry_run": True}},
         "purge_messages": {"json": {"limit": 1, "dry_run": True}},
+        "erase_messages": {"json": {"dry_run": True}},
         "edit_message": {"json": {"id": "nobody", "body": "{}"}},
         "import_messages": {"content": b"", "headers": {"content-type": "application/x-ndjson"}},
     }

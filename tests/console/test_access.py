@@ -29,6 +29,7 @@ LEAST = {
     "redrive_messages": "operator",
     "edit_message": "operator",
     "purge_messages": "admin",
+    "erase_messages": "admin",
     "import_messages": "admin",
 }
 """Written down a second time on purpose: a role that is changed by mistake is found here."""
@@ -59,7 +60,8 @@ async def test_a_role_may_do_what_is_its_own_and_nothing_else(guarded: Api, rout
     allowed = least is None or ROLES.index(role) >= ROLES.index(least)  # type: ignore[arg-type]
     answer = await guarded(**example(route), token=OF_ROLE[role])
     if allowed:
-        assert answer.status_code in (200, 404), answer.text  # 404: the example names a letter nobody has, no metrics
+        # 404: the example names a letter nobody has, no metrics; 422: in memory there is no log to erase from
+        assert answer.status_code in ((422,) if route.name == "erase_messages" else (200, 404)), answer.text
     else:
         assert answer.status_code == 403
         assert answer.json()["type"] == "urn:eventbus:problem:role"

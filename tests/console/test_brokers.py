@@ -11,9 +11,12 @@ import httpx
 import pytest
 
 from eventbus import Bus, Service
+from eventbus.cli.api import Api as Asking
+from eventbus.cli.remote import RemoteLetters
 from eventbus.console.app import make_app
 from eventbus.console.desk import Desk
 from eventbus.console.tokens import Keyring
+from eventbus.errors import ConfigError
 from eventbus.testing.contract.harness import eventually
 from tests.brokers import kafka, rabbit, redis
 
@@ -60,7 +63,7 @@ async def test_the_three_paths(api: Api) -> None:
 
 
 async def test_what_stands_beside_them(api: Api) -> None:
-    """Count, filter, stats, show, edit, purge, export and import."""
+    """Count, filter, stats, show, edit, purge, erase, export and import."""
     path = f"/admin/dlq/queues/{api.service.name}"
     assert (await api.get(f"{path}/count?where=tenant=acme", token="vera")).json() == {"count": 3}
     assert (await api.get(f"{path}/stats?by=tenant", token="vera")).json()["counts"] == {"acme": 3, "globex": 2, "-": 1}
@@ -69,10 +72,28 @@ async def test_what_stands_beside_them(api: Api) -> None:
     assert len(exported.text.splitlines()) == 6
     assert (await api.post(f"{path}/edit", {"id": "a1", "body": "{}"}, token="otto")).json()["done"] == 1
     assert (await api.post(f"{path}/purge", {"limit": 9}, token="anna")).json()["done"] == 5
+    erased = await api.post(f"{path}/erase", {}, token="anna")
+    if "kafka" in api.bus.url:
+        assert (erased.status_code, erased.json()["erased"]) == (200, 6)
+    else:
+        assert (erased.status_code, "is for good" in erased.json()["detail"]) == (422, True)
     lines = {"content-type": "application/x-ndjson"}
     answer = await api("POST", f"{path}/import", content=exported.content, headers=lines, token="anna")
     assert (answer.status_code, answer.json()["done"]) == (200, 6)
     assert (await api.get(f"{path}/count", token="vera")).json() == {"count": 6}
+
+
+async def test_a_purge_through_the_api_erases_or_says_before_that_it_cannot(api: Api) -> None:
+    """As straight on the broker: where a purge is for good anyway, nothing is purged by an order that is wrong."""
+    api.client.headers["authorization"] = "Bearer t-anna"
+    letters = RemoteLetters(Asking(api.client), api.service.name)
+    if "kafka" in api.bus.url:
+        report = await letters.purge(["a1", "a2"], erase=True)
+        assert (report.done, report.erased, await letters.count()) == (2, 2, 4)
+        return
+    with pytest.raises(ConfigError, match="is for good"):
+        await letters.purge(["a1", "a2"], erase=True)
+    assert await letters.count() == 6
 
 
 async def test_a_token_for_one_tenant(api: Api) -> None:

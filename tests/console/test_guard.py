@@ -64,7 +64,7 @@ async def test_a_page_of_another_origin_is_refused(api: Api) -> None:
 async def test_what_a_form_could_send_is_refused(api: Api, kind: str) -> None:
     """A form on any page can post these three kinds to loopback without asking."""
     headers = {"content-type": kind} if kind else {}
-    for path in ("re-drive", "purge", "edit", "import"):
+    for path in ("re-drive", "purge", "erase", "edit", "import"):
         answer = await api("POST", f"{QUEUE}/{path}", content=b'{"limit": 10}', headers=headers)
         assert answer.status_code == 415
     assert (await api.get(f"{QUEUE}/count")).json() == {"count": 6}
