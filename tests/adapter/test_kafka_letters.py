@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 from eventbus import Bus, DeadLetter, Event, RetryPolicy, Service
 from eventbus.adapter import Redrive
 from eventbus.testing.contract.harness import drained, eventually, running
-from eventbus_kafka import KafkaAdapter, state
+from eventbus_kafka import KafkaAdapter, _client, state
 from eventbus_kafka import parking as kafka_parking
 from eventbus_kafka.parking import KafkaParking
 from tests.adapter.test_kafka_log import Place, place
@@ -92,7 +92,7 @@ async def test_what_a_dead_operator_had_begun_to_move_is_moved_by_the_next(
         await _park(bus, service, 4)
         assert isinstance(dead.adapter, KafkaAdapter)
         claims = dead.adapter.letters(dead.adapter.names(service.name, service.prefix))
-        assert await claims.claim(["0:1", "0:2"]) == {"0:1", "0:2"}
+        assert (await claims.claim({0: [1, 2]})).letters == {0: {1, 2}}
         report = await bus.dead_letters(service).redrive()
         assert (report.done, report.gone, report.failed) == (4, 0, 0)
         assert (await bus.stats(service)).ready == 4
@@ -111,11 +111,12 @@ async def test_the_state_says_what_is_gone_and_the_log_keeps_it(place: Place) ->
         assert (await other.dead_letters(service).redrive(["e0"])).matched == 0
         assert len(await place.read(f"{place.prefix}.dlq.{service.name}")) == 6
         rows = await place.read(f"{place.prefix}.dlq-state.{service.name}")
-        last = {row.key.decode(): row.value and json.loads(row.value)["state"] for row in rows}  # type: ignore[attr-defined]
-        claims = [key for key in last if key.startswith("claim:")]
-        assert len(claims) == 2  # one for both letters of the re-drive, one of the purge
-        assert [last.pop(key) for key in claims] == [None, None]  # and nothing is left to say of them
-        assert last == {"0:0": "redriven", "0:1": "redriven", "0:2": "purged"}
+        last = {row.key: json.loads(row.value) for row in rows}  # type: ignore[attr-defined]
+        assert len(rows) == 4  # a claim for both letters of the re-drive, one of the purge, and what became of them
+        assert [(row["state"], row["letters"]) for row in last.values()] == [
+            ("redriven", ["0:0-1"]),
+            ("purged", ["0:2"]),
+        ]
         redriven = await place.read(f"{place.prefix}.retry.{service.name}.0")
         assert len(redriven) == 2
 
@@ -170,7 +171,8 @@ async def test_a_count_knows_the_offsets_that_no_letter_has(place: Place, monkey
             assert len((await parking.browse(None, 100)).letters) == 7
             assert await parking.depth() == 12
             monkeypatch.setattr(kafka_parking, "MOST_COUNTED", 0)
-            assert await parking.count() == (12, False)  # what comes in one fetch is read together
+            monkeypatch.setattr(_client, "TAKEN_TOGETHER", 2)
+            assert await parking.count() == (12, False)
             monkeypatch.undo()
             assert await parking.count() == (7, True)
             assert await parking.depth() == 7
