@@ -183,10 +183,11 @@ class KafkaParking(Parking):
         changes: dict[tuple[int, float], _Changes] = {}  # many letters share one delta
         for address, letter in found.items():
             _, delta, body, delay = orders[address]
-            if (id(delta), delay) not in changes:
+            change = changes.get((id(delta), delay))
+            if change is None:
                 road = await self._adapter.road(self._names, delay)
-                changes[id(delta), delay] = _Changes(delta, self._names.dlq, road)
-            copies.append(changes[id(delta), delay].copy(letter, body))
+                change = changes[id(delta), delay] = _Changes(delta, self._names.dlq, road)
+            copies.append(change.copy(letter, body))
         errors = await self._client.send(copies)
         failpoint("kafka.redrive.between-copy-and-state")
         failed = [address for address, error in zip(found, errors, strict=True) if error is not None]
@@ -303,7 +304,7 @@ class KafkaParking(Parking):
             if tp in begins and begins[tp] <= offset < ends[tp] and not self._letters.is_gone(partition, offset):
                 wanted.setdefault(tp, []).append(offset)
                 if not content:
-                    found[address] = (partition, offset, None, None, ())
+                    found[address] = (partition, offset, None, None, (), False)
         if not content:
             return found
         for tp, offsets in wanted.items():
@@ -314,9 +315,9 @@ class KafkaParking(Parking):
         return found
 
 
-Letter: TypeAlias = tuple[int, int, bytes | None, bytes | None, records.Headers]
-"""What is kept of a record in case it is moved: partition, offset, key, value, headers. Plain tuples of plain values
-are none of the garbage collector's business: there may be thousands, for a while."""
+Letter: TypeAlias = tuple[int, int, bytes | None, bytes | None, records.Headers, bool]
+"""What is kept of a record in case it is moved: partition, offset, key, value, headers, and whether it has an id and
+nothing embedded. Plain tuples of plain values are none of the garbage collector's business: there may be thousands."""
 Look: TypeAlias = Callable[[Record], tuple[Parked, Letter]]
 """What is seen of a record, and what is kept of it."""
 
@@ -329,16 +330,16 @@ def _read(record: Record) -> tuple[Parked, Letter]:
 def _glimpsed(record: Record) -> tuple[Parked, Letter]:
     told = dict(record.headers)
     id, kind = told.get("ce_id"), told.get(records.CONTENT_TYPE)
-    if not id or (kind and kind != _JSON and b"cloudevents" in kind.lower()):
+    if not id or records.EMBEDDED in told or (kind and kind != _JSON and b"cloudevents" in kind.lower()):
         return _read(record)
     times = headers.number(told[headers.REDRIVEN_COUNT]) if headers.REDRIVEN_COUNT in told else 0
     rest = tuple([pair for pair in record.headers if pair[0] not in _TAKEN_AWAY])
-    letter = (record.partition, record.offset, record.key, record.value, rest)
+    letter = (record.partition, record.offset, record.key, record.value, rest, True)
     return standing(_address(record), id.decode("utf-8", "replace"), times), letter
 
 
 def _kept(record: Record) -> Letter:
-    return record.partition, record.offset, record.key, record.value, record.headers
+    return record.partition, record.offset, record.key, record.value, record.headers, False
 
 
 class _Changes:
@@ -355,14 +356,16 @@ class _Changes:
 
     def copy(self, letter: Letter, body: bytes | None) -> Outgoing:
         """The letter as it goes back to its service, with another body, if one is given; all else to the byte."""
-        partition, offset, key, value, had = letter
-        without, names = self._without, dict(had)
+        partition, offset, key, value, had, plain = letter
+        without = self._without
         found = [pair for pair in had if pair[0] not in without]
-        if "ce_id" not in names and records.ORIGIN not in names:
-            found.append((records.ORIGIN, f"{self._dlq}/{partition}/{offset}".encode()))
-        mark = names.get(records.EMBEDDED)
-        if mark and value:
-            value = records.without_metadata(value, mark)
+        if not plain:
+            names = dict(had)
+            if "ce_id" not in names and records.ORIGIN not in names:
+                found.append((records.ORIGIN, f"{self._dlq}/{partition}/{offset}".encode()))
+            mark = names.get(records.EMBEDDED)
+            if mark and value:
+                value = records.without_metadata(value, mark)
         copy = Outgoing(self._road, key, value, found + self._added)
         return copy if body is None else copy._replace(value=records.with_body(copy, body))
 
