@@ -17,7 +17,7 @@ from eventbus.event import JSON
 from eventbus.failpoints import failpoint
 from eventbus.settlement import HeaderDelta
 from eventbus_kafka import records
-from eventbus_kafka._client import TP, Client
+from eventbus_kafka._client import TP, Client, Written
 from eventbus_kafka.holes import Holes
 from eventbus_kafka.names import Names
 from eventbus_kafka.records import Outgoing, Record
@@ -79,11 +79,11 @@ class KafkaParking(Parking):
         return self._lookers > 0
 
     async def _page(self, cursor: str | None, limit: int, look: Look) -> Page:
-        await self._partitions()
-        await self._letters.refresh()
         walk = self._walks.pop((cursor, look), None) if cursor else None
-        if walk is None:
-            walk = await self._walk_from(cursor, look)
+        if walk is None or look is not _glimpsed:  # who moves letters learns from his claims what others said
+            await self._partitions()
+            await self._letters.refresh()
+        walk = walk or await self._walk_from(cursor, look)
         page, more = await walk.take(max(1, limit))
         letters = [parked for _, _, _, parked, _ in page]
         if self._lookers:
@@ -179,7 +179,7 @@ class KafkaParking(Parking):
     async def _redrive(
         self, claim: Claim, found: Mapping[str, Letter], orders: Mapping[str, Redrive]
     ) -> Mapping[str, Moved]:
-        copies: list[Outgoing] = []
+        copies: list[Written] = []
         changes: dict[tuple[int, float], _Changes] = {}  # many letters share one delta
         for address, letter in found.items():
             _, delta, body, delay = orders[address]
@@ -354,7 +354,7 @@ class _Changes:
             if value is not None:
                 self._added.append((name, str(value).encode("utf-8", "replace")))
 
-    def copy(self, letter: Letter, body: bytes | None) -> Outgoing:
+    def copy(self, letter: Letter, body: bytes | None) -> Written:
         """The letter as it goes back to its service, with another body, if one is given; all else to the byte."""
         partition, offset, key, value, had, plain = letter
         without = self._without
@@ -366,8 +366,10 @@ class _Changes:
             mark = names.get(records.EMBEDDED)
             if mark and value:
                 value = records.without_metadata(value, mark)
-        copy = Outgoing(self._road, key, value, found + self._added)
-        return copy if body is None else copy._replace(value=records.with_body(copy, body))
+        headers = (*found, *self._added)
+        if body is not None:
+            value = records.with_body(Outgoing(self._road, key, value, headers), body)
+        return self._road, key, value, headers, None  # a plain tuple too
 
 
 Seen: TypeAlias = tuple[int, int, int, Parked, Letter]
