@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -34,19 +34,27 @@ from eventbus_kafka import _logs
 from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, hung_up, translate, translated
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
-from eventbus_kafka.records import Outgoing, Record
+from eventbus_kafka.records import Headers, Outgoing, Record
 
 TP: TypeAlias = tuple[str, int]
 """Topic and partition."""
+Answer: TypeAlias = BrokerError | int
+"""What became of a record that was to be written: the offset it has (below 0: not known), or why it may have none."""
+Written: TypeAlias = tuple[str, bytes | None, bytes | None, Headers, int | None]
+"""What an `Outgoing` is; for who writes thousands at once, see `Letter`."""
+Shelf: TypeAlias = list[tuple[Any, list[int]]]
+"""Batches for one partition, each with the places of its records among all that are written."""
 T = TypeVar("T")
 
-BATCH_BYTES: Final = 128 * 1024
+BATCH_BYTES: Final = 256 * 1024
 FEWEST_TOGETHER: Final = 64
 """Records without a key that go to one partition before the next has its turn."""
 LONG_POLL: Final = 100
 """Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
 FETCHED_TOGETHER: Final = 256 * 1024
 """Bytes of a partition that come at once; as objects they take several times as much. A larger record comes alone."""
+TAKEN_TOGETHER: Final = 100
+"""Records that are looked at together."""
 METADATA_AGE: Final = 10_000
 """Milliseconds until new partitions and leaders are noticed without an error."""
 LEADERLESS: Final = 3.0
@@ -85,6 +93,7 @@ class Client:
             enable_auto_commit=False,
             auto_offset_reset="earliest",  # where retention was faster than we, the rest is still to be read
             fetch_max_wait_ms=20,
+            max_partition_fetch_bytes=FETCHED_TOGETHER,
             retry_backoff_ms=10,  # the first question about a topic costs one: its leader is not known yet
             isolation_level="read_committed",
             **self.parameters(),
@@ -337,18 +346,30 @@ class Client:
         return {tuple(tp): at.offset for tp, at in found.items() if at is not None}
 
     async def read(
-        self,
-        starts: Mapping[TP, int],
-        ends: Mapping[TP, int],
-        *,
-        limit: int | None = None,
-        keep: Callable[[Record], bool] = lambda record: True,
+        self, starts: Mapping[TP, int], ends: Mapping[TP, int], *, keep: Callable[[Record], bool] = lambda record: True
     ) -> dict[TP, list[Record]]:
-        """Records of partitions between two offsets; of each one `limit` of those to keep, and what came with them."""
-        left = {tp for tp, start in starts.items() if start < ends[tp]}
+        """Records of partitions between two offsets."""
         found: dict[TP, list[Record]] = {tp: [] for tp in starts}
+
+        def take(tp: TP, some: Sequence[Record]) -> bool:
+            found[tp] += filter(keep, some)
+            return False
+
+        await self.scan(starts, ends, take)
+        return found
+
+    async def scan(
+        self, starts: Mapping[TP, int], ends: Mapping[TP, int], take: Callable[[TP, Sequence[Record]], bool]
+    ) -> dict[TP, int]:
+        """Show what partitions have between two offsets, a few records at a time, until `take` says that it is enough.
+
+        Returns where each goes on. A few, because whoever makes of them what he needs at once finds all in the
+        processor's cache, and because many objects alive at the same time are what the garbage collector is slow with.
+        """
+        left = {tp for tp, start in starts.items() if start < ends[tp]}
+        goes_on = {tp: ends[tp] for tp in starts}
         if not left:
-            return found
+            return goes_on
         async with self._reading:
             reader = self._look
             deadline = asyncio.get_running_loop().time() + self.options.timeout
@@ -358,14 +379,15 @@ class Client:
                     for tp in left:
                         reader.seek(TopicPartition(*tp), starts[tp])
                     while left:
-                        batches = await reader.getmany(timeout_ms=100)
-                        for tp, records in batches.items():
-                            kept = found[tp]
-                            end = ends[tp]
-                            kept += [record for record in records if record.offset < end and keep(record)]
+                        batches = await reader.getmany(timeout_ms=100, max_records=TAKEN_TOGETHER)
                         for tp in list(left):
-                            full = limit is not None and len(found[tp]) >= limit
-                            if full or await reader.position(TopicPartition(*tp)) >= ends[tp]:
+                            some = batches.get(tp, ())
+                            if some and some[-1].offset >= ends[tp]:
+                                some = [record for record in some if record.offset < ends[tp]]
+                            enough = bool(some) and take(tp, some)
+                            at = await reader.position(TopicPartition(*tp))
+                            if enough or at >= ends[tp]:
+                                goes_on[tp] = min(at, ends[tp])
                                 left.discard(tp)
                                 reader.pause(TopicPartition(*tp))
                         if left and asyncio.get_running_loop().time() > deadline:
@@ -373,7 +395,7 @@ class Client:
             finally:
                 if self._reader is reader:
                     reader._subscription.unsubscribe()  # the public one forgets the leaders too, and asks again
-        return found
+        return goes_on
 
     async def truncate(self, offsets: Mapping[TP, int]) -> None:
         """Delete the records of partitions before an offset, for good."""
@@ -384,9 +406,17 @@ class Client:
 
     # --- writing and consuming -------------------------------------------------------------------------------
 
-    async def send(self, records: Sequence[Outgoing]) -> list[BrokerError | None]:
+    async def send(self, records: Sequence[Written]) -> list[BrokerError | None]:
         """Write records; for each None once all in-sync replicas have it, or why it may not be there."""
-        return await self._producer.send(records)
+        return [None if isinstance(answer, int) else answer for answer in await self._producer.send(records)]
+
+    async def append(self, records: Sequence[Outgoing]) -> list[int]:
+        """Write records, or raise; where each stands then, below 0 where that is not known."""
+        answers = await self._producer.send(records)
+        for answer in answers:
+            if isinstance(answer, BrokerError):
+                raise answer
+        return answers  # type: ignore[return-value]
 
     def consumer(self, group: str, moving: Moving) -> GroupConsumer:
         """A member of a consumer group."""
@@ -411,15 +441,15 @@ class Producer:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._made: Any = None
-        self._waiting: deque[tuple[Sequence[Outgoing], asyncio.Future[list[BrokerError | None]]]] = deque()
+        self._waiting: deque[tuple[Sequence[Written], asyncio.Future[list[Answer]]]] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._turn = 0
 
-    async def send(self, records: Sequence[Outgoing]) -> list[BrokerError | None]:
+    async def send(self, records: Sequence[Written]) -> list[Answer]:
         """Write records; one answer for each."""
         if not records:
             return []
-        answered: asyncio.Future[list[BrokerError | None]] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self._waiting.append((records, answered))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send_all(), name="eventbus kafka send")
@@ -441,6 +471,7 @@ class Producer:
             parcels = list(self._waiting)
             self._waiting.clear()
             records = [record for some, _ in parcels for record in some]
+            answers: Sequence[Answer]
             try:
                 answers = await self._deliver(records)
             except BrokerError as error:
@@ -450,45 +481,31 @@ class Producer:
             place = 0
             for some, answered in parcels:
                 if not answered.done():
-                    answered.set_result(answers[place : place + len(some)])
+                    answered.set_result([*answers[place : place + len(some)]])
                 place += len(some)
 
-    async def _deliver(self, records: Sequence[Outgoing]) -> list[BrokerError | None]:
+    async def _deliver(self, records: Sequence[Written]) -> list[Answer]:
         producer = await self._ready()
-        answers: list[BrokerError | None] = [None] * len(records)
-        batches: dict[TP, list[tuple[Any, list[int]]]] = {}
+        answers: list[Answer] = [-1] * len(records)
         spread = await self._spread(records, answers)
-        for place, partition in spread.items():
-            record = records[place]
-            shelf = batches.setdefault((record.topic, partition), [])
-            if not shelf or not _append(shelf[-1][0], record):
-                shelf.append((producer.create_batch(), []))
-                _append(shelf[-1][0], record)
-            shelf[-1][1].append(place)
-        deadline = self._client.options.timeout
-        works = [self._write(producer, tp, shelf, answers) for tp, shelf in batches.items()]
+        shelves = {tp: _pack(producer, records, places) for tp, places in spread.items()}
+        works = [self._write(producer, tp, shelf, answers) for tp, shelf in shelves.items()]
         try:
-            async with asyncio.timeout(deadline):
-                await asyncio.gather(*works)
+            async with asyncio.timeout(self._client.options.timeout):
+                whole = all(await asyncio.gather(*works))
         except TimeoutError:
-            late = translate(TimeoutError(), self._client.where)
-            for shelf in batches.values():
-                for _, places in shelf:
-                    for place in places:
-                        answers[place] = late
-        if any(answer is not None for answer in answers):
+            whole, late = False, translate(TimeoutError(), self._client.where)
+            for places in spread.values():
+                for place in places:
+                    answers[place] = late
+        if not whole:
             await self._drop()  # its sequence has a hole now: whatever came after the failure is out of order
-            await self._again(records, batches, answers)
+            await self._again(records, shelves, answers)
         return answers
 
-    async def _again(
-        self,
-        records: Sequence[Outgoing],
-        batches: Mapping[TP, Sequence[tuple[Any, list[int]]]],
-        answers: list[BrokerError | None],
-    ) -> None:
+    async def _again(self, records: Sequence[Written], shelves: Mapping[TP, Shelf], answers: list[Answer]) -> None:
         """Of a batch that was too large, find the record whose fault it was; write what came out of order again."""
-        for shelf in batches.values():
+        for shelf in shelves.values():
             for _, places in shelf:
                 answer = answers[places[0]]
                 if isinstance(answer, TooLarge) and len(places) > 1:
@@ -498,56 +515,56 @@ class Producer:
                     for place, again in zip(places, await self._deliver([records[p] for p in places]), strict=True):
                         answers[place] = again
 
-    async def _write(
-        self, producer: Any, tp: TP, shelf: Sequence[tuple[Any, list[int]]], answers: list[BrokerError | None]
-    ) -> None:
-        under_way = []
+    async def _write(self, producer: Any, tp: TP, shelf: Shelf, answers: list[Answer]) -> bool:
+        """Write the batches of one partition; whether all went well."""
+        under_way, problem = [], None
         for batch, places in shelf:
             try:
                 under_way.append((await producer.send_batch(batch, tp[0], partition=tp[1]), places))
             except (kafka.KafkaError, AssertionError) as error:
+                problem = translate(error, f"{self._client.where} {tp[0]}")
                 for place in places:
-                    answers[place] = translate(error, f"{self._client.where} {tp[0]}")
+                    answers[place] = problem
         for future, places in under_way:
             try:
-                await future
+                first = (await future).offset
+                for number, place in enumerate(places):
+                    answers[place] = first + number if first >= 0 else -1
             except kafka.KafkaError as error:
+                problem = translate(error, f"{self._client.where} {tp[0]}")
                 for place in places:
-                    answers[place] = translate(error, f"{self._client.where} {tp[0]}")
+                    answers[place] = problem
+        return problem is None
 
-    async def _spread(self, records: Sequence[Outgoing], answers: list[BrokerError | None]) -> dict[int, int]:
-        """The partition of every record: by key as Java's client does it, without one in turn, some at a time."""
+    async def _spread(self, records: Sequence[Written], answers: list[Answer]) -> dict[TP, list[int]]:
+        """The records of every partition: by key as Java's client does it, without one in turn, some at a time."""
         counts: dict[str, int] = {}
         refused: dict[str, Refused] = {}
-        free: dict[str, list[int]] = {}
-        spread: dict[int, int] = {}
-        for place, record in enumerate(records):
-            topic = record.topic
-            if topic not in counts:
-                counts[topic] = 0
-                try:
-                    counts[topic] = await self._client.partitions(topic)
-                except Refused as error:
-                    refused[topic] = error
-            if topic in refused:
-                answers[place] = refused[topic]
-            elif not counts[topic]:
-                answers[place] = Refused(
-                    f"{self._client.where}: there is no topic {topic}; provision the service first"
-                )
-            elif record.partition is not None:
-                spread[place] = record.partition
-            elif record.key is not None:
-                spread[place] = (murmur2(record.key) & 0x7FFFFFFF) % counts[topic]
+        free: dict[str, list[int]] = defaultdict(list)
+        spread: dict[TP, list[int]] = defaultdict(list)
+        for topic in {record[0] for record in records}:
+            try:
+                counts[topic] = await self._client.partitions(topic)
+            except Refused as error:
+                counts[topic], refused[topic] = 0, error
+        for place, (topic, key, _, _, partition) in enumerate(records):
+            if not counts[topic]:
+                missing = f"{self._client.where}: there is no topic {topic}; provision the service first"
+                answers[place] = refused.get(topic) or Refused(missing)
+            elif partition is not None:
+                spread[topic, partition].append(place)
+            elif key is not None:
+                spread[topic, (murmur2(key) & 0x7FFFFFFF) % counts[topic]].append(place)
             else:
-                free.setdefault(topic, []).append(place)
+                free[topic].append(place)
         for topic, places in free.items():
             piece = max(FEWEST_TOGETHER, -(-len(places) // counts[topic]))
             for start in range(0, len(places), piece):
                 self._turn += 1
-                for place in places[start : start + piece]:
-                    spread[place] = self._turn % counts[topic]
-        return dict(sorted(spread.items())) if free else spread
+                spread[topic, self._turn % counts[topic]] += places[start : start + piece]
+        for places in spread.values():
+            places.sort()  # those with a key among those without
+        return spread
 
     async def _ready(self) -> Any:
         if self._made is None:
@@ -742,8 +759,20 @@ def _ask_modestly(connections: Any) -> None:
     connections._metadata_update = MethodType(_ASKING, connections)
 
 
-def _append(batch: Any, record: Outgoing) -> bool:
-    return batch.append(timestamp=None, key=record.key, value=record.value, headers=list(record.headers)) is not None
+def _pack(producer: Any, records: Sequence[Written], places: Sequence[int]) -> Shelf:
+    """The records of one partition in batches, as many in each as it holds; a larger record is one alone."""
+    shelf: Shelf = []
+    add, inside = None, list[int]()
+    for place in places:
+        _, key, value, headers, _ = records[place]
+        headers = headers if type(headers) is list else list(headers)
+        if add is None or add(timestamp=None, key=key, value=value, headers=headers) is None:
+            batch, inside = producer.create_batch(), []
+            shelf.append((batch, inside))
+            add = batch.append
+            add(timestamp=None, key=key, value=value, headers=headers)
+        inside.append(place)
+    return shelf
 
 
 async def _quietly(work: Awaitable[object]) -> None:

@@ -24,7 +24,7 @@ class Holes:
         self._missing = [(first, after) for first, after in self._missing if after > begin]
         return self.end
 
-    def add(self, offsets: Iterable[int], end: int) -> None:
+    def add(self, offsets: Iterable[int], end: int = 0) -> None:
         """These offsets, in order, are all that have a record, from where we knew it up to `end`."""
         for offset in offsets:
             if offset > self.end:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from eventbus import headers
@@ -45,7 +46,7 @@ class LetterConsumer(LogConsumer):
         standing = []
         for delivery in await super()._take(limit):
             _, record = receipt_of(delivery)
-            if self._letters.is_gone(f"{record.partition}:{record.offset}"):
+            if self._letters.is_gone(record.partition, record.offset):
                 self._finish(delivery)
             else:
                 standing.append(delivery)
@@ -88,7 +89,7 @@ class LetterConsumer(LogConsumer):
         failed = False
         if read:
             try:
-                await self._letters.say([_address(delivery) for delivery in read], "read")
+                await self._letters.say(_places(read), "read")
             except BrokerError as error:
                 failed = True
                 self._adapter.report(error, read[0])
@@ -117,6 +118,9 @@ class LetterConsumer(LogConsumer):
             lane.put_back([record])
 
 
-def _address(delivery: Delivery) -> str:
-    _, record = receipt_of(delivery)
-    return f"{record.partition}:{record.offset}"
+def _places(deliveries: Iterable[Delivery]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for delivery in deliveries:
+        _, record = receipt_of(delivery)
+        found[record.partition].append(record.offset)
+    return found

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from eventbus import headers
 from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive, standing
 from eventbus.errors import ConfigError, UnknownService
+from eventbus.event import JSON
 from eventbus.failpoints import failpoint
 from eventbus.settlement import HeaderDelta
 from eventbus_kafka import records
-from eventbus_kafka._client import TP, Client
+from eventbus_kafka._client import TP, Client, Written
 from eventbus_kafka.holes import Holes
 from eventbus_kafka.names import Names
 from eventbus_kafka.records import Outgoing, Record
-from eventbus_kafka.state import Letters
+from eventbus_kafka.state import Claim, Letters, stretches
 
 if TYPE_CHECKING:
     from eventbus_kafka.adapter import KafkaAdapter
@@ -33,6 +34,9 @@ MOST_COUNTED: Final = 8 * 1024 * 1024
 COST_OF_RECORD: Final = 1024
 MOST_SEEN: Final = 2000
 """Records kept of letters that were looked at, in case they are moved."""
+_TAKEN_AWAY: Final = frozenset(headers.OF_DEAD_LETTERS)
+"""What a re-drive takes away: not kept of a letter that is only glimpsed at."""
+_JSON: Final = JSON.encode()
 
 
 class KafkaParking(Parking):
@@ -44,8 +48,8 @@ class KafkaParking(Parking):
         self._names = names
         self._letters: Letters = adapter.letters(names)
         self._lookers = 0
-        self._walks: dict[str, Walk] = {}  # by the cursor they go on from
-        self._seen: dict[str, Record] = {}  # by address
+        self._walks: dict[tuple[str, Look], Walk] = {}  # by the cursor they go on from
+        self._seen: dict[str, Letter] = {}  # by address
 
     # --- look ------------------------------------------------------------------------------------------------
 
@@ -63,41 +67,41 @@ class KafkaParking(Parking):
 
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """The letters that still stand, of all partitions together, oldest first."""
-        return await self._page(cursor, limit, self._letter)
+        return await self._page(cursor, limit, _read)
 
     async def skim(self, cursor: str | None, limit: int) -> Page:
         """With no more of each letter read than moving it takes."""
-        return await self._page(cursor, limit, self._glimpsed)
+        return await self._page(cursor, limit, _glimpsed)
 
     @property
     def looks_ahead(self) -> bool:
         """Where a walk keeps its place, nobody's place is disturbed by what is moved meanwhile."""
         return self._lookers > 0
 
-    async def _page(self, cursor: str | None, limit: int, read: Callable[[Record], Parked]) -> Page:
-        await self._partitions()
-        await self._letters.refresh()
-        walk = self._walks.pop(cursor, None) if cursor else None
-        if walk is None:
-            walk = await self._walk_from(cursor)
+    async def _page(self, cursor: str | None, limit: int, look: Look) -> Page:
+        walk = self._walks.pop((cursor, look), None) if cursor else None
+        if walk is None or look is not _glimpsed:  # who moves letters learns from his claims what others said
+            await self._partitions()
+            await self._letters.refresh()
+        walk = walk or await self._walk_from(cursor, look)
         page, more = await walk.take(max(1, limit))
-        letters = [read(record) for record in page]
+        letters = [parked for _, _, _, parked, _ in page]
         if self._lookers:
             if len(self._seen) > MOST_SEEN:
                 self._seen.clear()
-            self._seen.update((letter.address, record) for letter, record in zip(letters, page, strict=True))
+            self._seen.update([(parked.address, seen) for _, _, _, parked, seen in page])
             if more:
-                self._walks[letters[-1].address] = walk
+                self._walks[letters[-1].address, look] = walk
         return Page(letters, letters[-1].address if more else None)
 
-    async def _walk_from(self, cursor: str | None) -> Walk:
+    async def _walk_from(self, cursor: str | None, look: Look) -> Walk:
         begins, ends = await self._bounds()
-        after = (-1, -1, -1)
+        start = (-1, -1, -1)
         if cursor:
-            after = await self._place(cursor, begins, ends)
-            since = await self._client.since(list(begins), after[0])
+            start = await self._behind(cursor, begins, ends)
+            since = await self._client.since(list(begins), start[0])
             begins = {tp: max(begins[tp], since.get(tp, ends[tp])) for tp in begins}
-        return Walk(self._client, begins, ends, lambda record: _order(record) > after and self._stands(record))
+        return Walk(self._client, begins, ends, start, self._letters.gone, look)
 
     async def depth(self) -> int:
         """How many stand here, by offsets less the gaps that are known; nothing is read for it."""
@@ -113,28 +117,29 @@ class KafkaParking(Parking):
     def _left(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> int:
         holes = self._letters.holes
         offsets = sum(ends[tp] - begins[tp] - (holes[tp].missing(begins[tp]) if tp in holes else 0) for tp in begins)
-        return max(0, offsets - sum(1 for _ in self._gone_within(begins, ends)))
+        return max(0, offsets - sum(len(self._gone_within(tp, begins[tp], ends[tp])) for tp in begins))
 
     async def _look_for_holes(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> bool:
         """Read what is new since the last look, only to see which offsets have a record; whether that was all."""
         holes = self._letters.holes
         starts = {tp: holes.setdefault(tp, Holes()).begin(begins[tp], ends[tp]) for tp in begins}
-        seen: dict[TP, list[int]] = {tp: [] for tp in starts}
         cost = 0
 
-        def enough(record: Record) -> bool:
+        def take(tp: TP, some: Sequence[Record]) -> bool:
             nonlocal cost
-            cost += len(record.value or b"") + COST_OF_RECORD
-            seen[record.topic, record.partition].append(record.offset)
+            cost += sum(len(record.value or b"") + COST_OF_RECORD for record in some)
+            holes[tp].add([record.offset for record in some])
             return cost > MOST_COUNTED
 
-        for tp, stopped in (await self._client.read(starts, ends, limit=1, keep=enough)).items():
-            holes[tp].add(seen[tp], seen[tp][-1] + 1 if stopped else ends[tp])
+        for tp, at in (await self._client.scan(starts, ends, take)).items():
+            holes[tp].add([], at)
         return all(holes[tp].end == ends[tp] for tp in ends)
 
     async def _bounds(self) -> tuple[dict[TP, int], dict[TP, int]]:
         partitions = await self._partitions()
-        return await self._client.begins(partitions), await self._client.ends(partitions)
+        begins, ends = await self._client.begins(partitions), await self._client.ends(partitions)
+        self._letters.begin(begins)
+        return begins, ends
 
     async def _partitions(self) -> list[TP]:
         number = await self._client.partitions(self._names.dlq)
@@ -144,80 +149,73 @@ class KafkaParking(Parking):
             )
         return [(self._names.dlq, partition) for partition in range(number)]
 
-    async def _place(self, cursor: str, begins: dict[TP, int], ends: dict[TP, int]) -> tuple[int, int, int]:
-        """The place of a letter in the order of all."""
-        at = self._parse(cursor)
-        if at is None or at[0] not in begins:
+    async def _behind(self, cursor: str, begins: dict[TP, int], ends: dict[TP, int]) -> tuple[int, int, int]:
+        """The place behind a letter in the order of all."""
+        partition, offset = _parse(cursor)
+        tp = (self._names.dlq, partition)
+        if tp not in begins:
             raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
-        tp, offset = at
         if not begins[tp] <= offset < ends[tp]:
             return (-1, -1, -1)  # retention took it and all before it
         found = await self._client.read({tp: offset}, {tp: offset + 1})
-        return _order(found[tp][0]) if found[tp] else (-1, -1, -1)
+        return (found[tp][0].timestamp, partition, offset + 1) if found[tp] else (-1, -1, -1)
 
     def _stands(self, record: Record) -> bool:
-        return not self._letters.is_gone(_address(record))
-
-    def _letter(self, record: Record) -> Parked:
-        event, story, _ = records.incoming(record, BodyMapping(), told=True)
-        return Parked(_address(record), event, story)
-
-    def _glimpsed(self, record: Record) -> Parked:
-        told = dict(record.headers)
-        id, kind = told.get("ce_id"), told.get(records.CONTENT_TYPE)
-        if not id or (kind and b"cloudevents" in kind.lower()):
-            return self._letter(record)
-        times = headers.number(told.get(headers.REDRIVEN_COUNT))
-        return standing(_address(record), id.decode("utf-8", "replace"), times)
+        return not self._letters.is_gone(record.partition, record.offset)
 
     # --- move ------------------------------------------------------------------------------------------------
 
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
         """Onto the service's own topic, confirmed, and only then gone from here."""
         orders = {letter.address: letter for letter in letters}
+        deltas = {id(letter.headers): letter.headers for letter in letters}  # many share one
+        if not all(delta.keys() >= _TAKEN_AWAY for delta in deltas.values()):
+            self._seen.clear()  # of what was only glimpsed at something is missing that is to stay
         fates: dict[str, Moved] = {}
-        async for found in self._ours(list(orders)):
-            fates |= await self._redrive(found, orders)
+        async for claim, found in self._ours(orders):
+            fates |= await self._redrive(claim, found, orders)
         return [fates.get(letter.address, "gone") for letter in letters]
 
-    async def _redrive(self, found: Mapping[str, Record], orders: Mapping[str, Redrive]) -> dict[str, Moved]:
-        delays = {orders[address].delay for address in found}
-        roads = {delay: await self._adapter.road(self._names, delay) for delay in delays}
-        copies: list[Outgoing] = []
-        changes: dict[int, _Changes] = {}  # many letters share one delta
-        for address, record in found.items():
-            order = orders[address]
-            if id(order.headers) not in changes:
-                changes[id(order.headers)] = _Changes(order.headers)
-            copy = changes[id(order.headers)].copy(record, roads[order.delay])
-            if order.body is not None:
-                copy = copy._replace(value=records.with_body(copy, order.body))
-            copies.append(copy)
+    async def _redrive(
+        self, claim: Claim, found: Mapping[str, Letter], orders: Mapping[str, Redrive]
+    ) -> Mapping[str, Moved]:
+        copies: list[Written] = []
+        changes: dict[tuple[int, float], _Changes] = {}  # many letters share one delta
+        for address, letter in found.items():
+            _, delta, body, delay = orders[address]
+            change = changes.get((id(delta), delay))
+            if change is None:
+                road = await self._adapter.road(self._names, delay)
+                change = changes[id(delta), delay] = _Changes(delta, self._names.dlq, road)
+            copies.append(change.copy(letter, body))
         errors = await self._client.send(copies)
         failpoint("kafka.redrive.between-copy-and-state")
-        fates: dict[str, Moved] = {}
-        for address, error in zip(found, errors, strict=True):
-            fates[address] = "done" if error is None else "failed"
-        await self._letters.say([address for address, fate in fates.items() if fate == "done"], "redriven")
-        await self._letters.unsay([address for address, fate in fates.items() if fate == "failed"])
-        return fates
+        failed = [address for address, error in zip(found, errors, strict=True) if error is not None]
+        for partition, offset, *_ in map(found.__getitem__, failed):
+            claim.letters[partition].discard(offset)
+        await self._letters.say(claim.letters, "redriven", claim.key)
+        return dict.fromkeys(found, "done") | dict.fromkeys(failed, "failed")  # type: ignore[return-value]
 
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Out of sight at once; `erase` takes them out of the log too."""
         done: set[str] = set()
-        async for found in self._ours(addresses, content=False):
-            await self._letters.say(found, "purged")
+        async for claim, found in self._ours(addresses, content=False):
+            await self._letters.say(claim.letters, "purged", claim.key)
             done.update(found)
         return ["done" if address in done else "gone" for address in addresses]
 
-    async def _ours(self, addresses: Sequence[str], *, content: bool = True) -> AsyncIterator[dict[str, Record]]:
-        """Those that are ours to move; at last those that another had begun to move, and did not."""
+    async def _ours(
+        self, addresses: Iterable[str], *, content: bool = True
+    ) -> AsyncIterator[tuple[Claim, dict[str, Letter]]]:
+        """Those that are ours to move, and our claim; at last those that another had begun to move, and did not."""
         while found := await self._standing(addresses, content=content):
-            mine = await self._letters.claim(list(found))
-            if mine:
-                yield {address: record for address, record in found.items() if address in mine}
-            addresses = [address for address in found if address not in mine]
-            await self._letters.settled(addresses)
+            claim = await self._letters.claim(_places(found.values()))
+            ours = {address: letter for address, letter in found.items() if letter[1] in claim.letters[letter[0]]}
+            if ours:
+                yield claim, ours
+            addresses = [address for address in found if address not in ours]
+            if addresses:
+                await self._letters.settled(_places(found[address] for address in addresses))
 
     async def restore(self, letters: Sequence[Parked]) -> list[Moved]:
         """Written to the topic of dead letters, and confirmed."""
@@ -243,162 +241,217 @@ class KafkaParking(Parking):
         """
         begins, ends = await self._bounds()
         await self._letters.refresh()
-        cuts: dict[TP, int] = {}
-        for tp, offset in self._gone_within(begins, ends):
-            cuts[tp] = max(cuts.get(tp, 0), offset + 1)
+        gone = {tp: self._gone_within(tp, begins[tp], ends[tp]) for tp in begins}
+        cuts = {tp: max(offsets) + 1 for tp, offsets in gone.items() if offsets}
         starts, erased = {tp: begins[tp] for tp in cuts}, 0
         while starts:
-            kept = await self._client.read(starts, cuts, limit=_NEAR, keep=self._stands)
-            upto = {tp: some[-1].offset + 1 if len(some) >= _NEAR else cuts[tp] for tp, some in kept.items()}
-            gone = list(self._gone_within(starts, upto))
-            others = await self._rewrite([record for some in kept.values() for record in some])
+            kept: list[Record] = []
+
+            def take(tp: TP, some: Sequence[Record], kept: list[Record] = kept) -> bool:
+                kept += filter(self._stands, some)
+                return len(kept) >= _NEAR
+
+            upto = await self._client.scan(starts, cuts, take)
+            gone = {tp: self._gone_within(tp, starts[tp], upto[tp]) for tp in starts}
+            others = await self._rewrite(kept)
             for record in others:  # cut before these for now
                 tp = (record.topic, record.partition)
                 upto[tp] = min(upto[tp], record.offset)
-            erased += sum(offset < upto[tp] for tp, offset in gone)
+            erased += sum(offset < upto[tp] for tp, offsets in gone.items() for offset in offsets)
             await self._client.truncate(upto)
-            await self._forget(upto)
+            self._letters.begin(begins := begins | upto)
+            await self._letters.forget()
             starts = {tp: at for tp, at in upto.items() if at < cuts[tp]}
-            await self._letters.settled([_address(record) for record in others])
+            await self._letters.settled(_places(map(_kept, others)))
         return erased
 
     async def _rewrite(self, letters: Sequence[Record]) -> list[Record]:
         """Write letters again at the end of the log, and say that they are gone here. Returns what others move."""
-        mine = await self._letters.claim([_address(record) for record in letters]) if letters else set()
-        moving = [record for record in letters if _address(record) in mine]
+        if not letters:
+            return []
+        key, mine = await self._letters.claim(_places(map(_kept, letters)))
         copies = [
-            Outgoing(self._names.dlq, record.key, record.value, record.headers, record.partition) for record in moving
+            Outgoing(self._names.dlq, record.key, record.value, record.headers, record.partition)
+            for record in letters
+            if record.offset in mine[record.partition]
         ]
         for error in await self._client.send(copies):
             if error is not None:
                 raise error
         failpoint("kafka.erase.between-copy-and-state")
-        await self._letters.say(mine, "erased")
+        await self._letters.say(mine, "erased", key)
         failpoint("kafka.erase.before-cut")
-        return [record for record in letters if _address(record) not in mine]
+        return [record for record in letters if record.offset not in mine[record.partition]]
 
-    def _gone_within(self, begins: Mapping[TP, int], ends: Mapping[TP, int]) -> Iterator[tuple[TP, int]]:
-        """Where letters stood that are gone, as far as the log still has them."""
-        for address in self._letters.gone():
-            tp, offset = self._parse(address) or (("", -1), -1)
-            if tp in begins and begins[tp] <= offset < ends[tp]:
-                yield tp, offset
+    def _gone_within(self, tp: TP, begin: int, end: int) -> list[int]:
+        """The offsets of letters that are gone, as far as the log still has them."""
+        return [offset for offset in self._letters.gone[tp[1]] if begin <= offset < end]
 
-    async def _forget(self, begins: dict[TP, int]) -> None:
-        """Nothing needs to be said of letters that the log does not have any more."""
-        await self._letters.refresh()
-        over = []
-        for address in self._letters.gone():
-            tp, offset = self._parse(address) or (("", -1), -1)
-            if tp in begins and offset < begins[tp]:
-                over.append(address)
-        await self._letters.unsay(over)
-
-    async def _standing(self, addresses: Sequence[str], *, content: bool = True) -> dict[str, Record]:
-        """The records at addresses that still stand."""
-        await self._partitions()
-        await self._letters.refresh()
+    async def _standing(self, addresses: Iterable[str], *, content: bool = True) -> dict[str, Letter]:
+        """The letters at addresses that still stand, as far as we know; without `content` no more than their places."""
         seen = {address: self._seen.pop(address, None) for address in addresses}
-        found = {at: record for at, record in seen.items() if record is not None and not self._letters.is_gone(at)}
-        addresses = [address for address, record in seen.items() if record is None]
-        if not addresses:
+        gone = self._letters.gone
+        found = {at: letter for at, letter in seen.items() if letter is not None and letter[1] not in gone[letter[0]]}
+        unseen = [address for address, letter in seen.items() if letter is None]
+        if not unseen:
             return found
         begins, ends = await self._bounds()
+        await self._letters.refresh()
         wanted: dict[TP, list[int]] = {}
-        for address in addresses:
-            at = self._parse(address)
-            if at is None or at[0] not in begins or self._letters.is_gone(address):
-                continue
-            if begins[at[0]] <= at[1] < ends[at[0]]:
-                wanted.setdefault(at[0], []).append(at[1])
+        for address in unseen:
+            partition, offset = _parse(address)
+            tp = (self._names.dlq, partition)
+            if tp in begins and begins[tp] <= offset < ends[tp] and not self._letters.is_gone(partition, offset):
+                wanted.setdefault(tp, []).append(offset)
+                if not content:
+                    found[address] = (partition, offset, None, None, (), False)
         if not content:
-            return found | {f"{tp[1]}:{offset}": None for tp, some in wanted.items() for offset in some}  # type: ignore[return-value]
+            return found
         for tp, offsets in wanted.items():
             asked = set(offsets)
-            for start, end in _stretches(sorted(asked)):
+            for start, end in stretches(asked, _NEAR):
                 some = await self._client.read({tp: start}, {tp: end}, keep=lambda r, asked=asked: r.offset in asked)  # type: ignore[misc]
-                found |= {_address(record): record for record in some[tp]}
+                found |= {_address(record): _kept(record) for record in some[tp]}
         return found
 
-    def _parse(self, address: str) -> tuple[TP, int] | None:
-        match = _ADDRESS.fullmatch(address)
-        return ((self._names.dlq, int(match[1])), int(match[2])) if match else None
+
+Letter: TypeAlias = tuple[int, int, bytes | None, bytes | None, records.Headers, bool]
+"""What is kept of a record in case it is moved: partition, offset, key, value, headers, and whether it has an id and
+nothing embedded. Plain tuples of plain values are none of the garbage collector's business: there may be thousands."""
+Look: TypeAlias = Callable[[Record], tuple[Parked, Letter]]
+"""What is seen of a record, and what is kept of it."""
+
+
+def _read(record: Record) -> tuple[Parked, Letter]:
+    event, story, _ = records.incoming(record, BodyMapping(), told=True)
+    return Parked(_address(record), event, story), _kept(record)
+
+
+def _glimpsed(record: Record) -> tuple[Parked, Letter]:
+    told = dict(record.headers)
+    id, kind = told.get("ce_id"), told.get(records.CONTENT_TYPE)
+    if not id or records.EMBEDDED in told or (kind and kind != _JSON and b"cloudevents" in kind.lower()):
+        return _read(record)
+    times = headers.number(told[headers.REDRIVEN_COUNT]) if headers.REDRIVEN_COUNT in told else 0
+    rest = tuple([pair for pair in record.headers if pair[0] not in _TAKEN_AWAY])
+    letter = (record.partition, record.offset, record.key, record.value, rest, True)
+    return standing(_address(record), id.decode("utf-8", "replace"), times), letter
+
+
+def _kept(record: Record) -> Letter:
+    return record.partition, record.offset, record.key, record.value, record.headers, False
 
 
 class _Changes:
-    """What a re-drive changes in the headers of letters, made ready once for all of them."""
+    """What a re-drive changes in letters, made ready once for all of them."""
 
-    def __init__(self, delta: HeaderDelta) -> None:
+    def __init__(self, delta: HeaderDelta, dlq: str, road: str) -> None:
+        self._dlq = dlq
+        self._road = road
         self._without = {*delta, records.EMBEDDED}
         self._added: list[tuple[str, bytes | None]] = []
         for name, value in delta.items():
             if value is not None:
                 self._added.append((name, str(value).encode("utf-8", "replace")))
 
-    def copy(self, record: Record, topic: str) -> Outgoing:
-        """The letter as it goes back to its service; all else to the byte."""
-        without, names = self._without, dict(record.headers)
-        found = [pair for pair in record.headers if pair[0] not in without]
-        if "ce_id" not in names and records.ORIGIN not in names:
-            found.append((records.ORIGIN, records.address(record).encode()))
-        mark, value = names.get(records.EMBEDDED), record.value
-        if mark and value:
-            value = records.without_metadata(value, mark)
-        return Outgoing(topic, record.key, value, found + self._added)
+    def copy(self, letter: Letter, body: bytes | None) -> Written:
+        """The letter as it goes back to its service, with another body, if one is given; all else to the byte."""
+        partition, offset, key, value, had, plain = letter
+        without = self._without
+        found = [pair for pair in had if pair[0] not in without]
+        if not plain:
+            names = dict(had)
+            if "ce_id" not in names and records.ORIGIN not in names:
+                found.append((records.ORIGIN, f"{self._dlq}/{partition}/{offset}".encode()))
+            mark = names.get(records.EMBEDDED)
+            if mark and value:
+                value = records.without_metadata(value, mark)
+        headers = (*found, *self._added)
+        if body is not None:
+            value = records.with_body(Outgoing(self._road, key, value, headers), body)
+        return self._road, key, value, headers, None  # a plain tuple too
+
+
+Seen: TypeAlias = tuple[int, int, int, Parked, Letter]
+"""The time, partition and offset of a letter, which are its place in the order of all; then what was seen of it."""
 
 
 class Walk:
     """A way along all partitions together, in the order of parking; what was fetched ahead is for the next page."""
 
     def __init__(
-        self, client: Client, starts: Mapping[TP, int], ends: Mapping[TP, int], keep: Callable[[Record], bool]
+        self,
+        client: Client,
+        starts: Mapping[TP, int],
+        ends: Mapping[TP, int],
+        start: tuple[int, int, int],
+        gone: Mapping[int, set[int]],
+        look: Look,
     ) -> None:
         self._client = client
         self._next = dict(starts)
         self._ends = ends
-        self._keep = keep
-        self._ahead: dict[TP, list[Record]] = {tp: [] for tp in starts}
+        self._start = start
+        self._gone = gone
+        self._look = look
+        self._ahead: dict[TP, list[Seen]] = {tp: [] for tp in starts}
 
-    async def take(self, limit: int) -> tuple[list[Record], bool]:
-        """The next records to keep, and whether there are more after them."""
+    async def take(self, limit: int) -> tuple[list[Seen], bool]:
+        """The next letters that stand, and whether there are more after them."""
         while True:
-            await self._fetch(limit)
-            page = list(islice(merge(*self._ahead.values(), key=_order), limit + 1))
-            if all(map(self._keep, page)):
+            page = await self._merged(limit + 1)
+            if all(offset not in self._gone[partition] for _, partition, offset, _, _ in page):
                 break
             for tp, some in self._ahead.items():  # some were taken since they were fetched
-                self._ahead[tp] = [record for record in some if self._keep(record)]
+                self._ahead[tp] = [seen for seen in some if seen[2] not in self._gone[tp[1]]]
         more = len(page) > limit
         del page[limit:]
-        for tp, number in Counter((record.topic, record.partition) for record in page).items():
-            del self._ahead[tp][:number]
+        taken = Counter([partition for _, partition, _, _, _ in page])
+        for tp, some in self._ahead.items():
+            del some[: taken[tp[1]]]
         return page, more
 
-    async def _fetch(self, limit: int) -> None:
-        while short := {tp: at for tp, at in self._next.items() if at < self._ends[tp] and self._lacks(tp, limit)}:
-            found = await self._client.read(short, self._ends, limit=limit + 1)
-            for tp, some in found.items():
-                self._next[tp] = some[-1].offset + 1 if len(some) > limit else self._ends[tp]
-                self._ahead[tp] += filter(self._keep, some)
+    async def _merged(self, number: int) -> list[Seen]:
+        """The first letters of all partitions: of each so much is fetched that none unknown comes before the last."""
+        least = number // len(self._ahead) + 1
+        while True:
+            going = [tp for tp, at in self._next.items() if at < self._ends[tp]]
+            short = [tp for tp in going if len(self._ahead[tp]) < least]
+            if not short:
+                page = list(islice(merge(*self._ahead.values()), number))
+                short = [tp for tp in going if len(page) < number or self._ahead[tp][-1] < page[-1]]
+            if not short:
+                return page
+            await self._fetch({tp: self._next[tp] for tp in short}, least)
 
-    def _lacks(self, tp: TP, limit: int) -> bool:
-        return len(self._ahead[tp]) <= limit
+    async def _fetch(self, starts: Mapping[TP, int], number: int) -> None:
+        """So many more of these."""
+        left = dict.fromkeys(starts, number)
+
+        def take(tp: TP, some: Sequence[Record]) -> bool:
+            gone, ahead, before = self._gone[tp[1]], self._ahead[tp], len(self._ahead[tp])
+            for record in some:
+                if record.offset not in gone:
+                    seen = (record.timestamp, record.partition, record.offset, *self._look(record))
+                    if seen >= self._start:
+                        ahead.append(seen)
+            left[tp] -= len(ahead) - before
+            return left[tp] <= 0
+
+        self._next |= await self._client.scan(starts, self._ends, take)
 
 
 def _address(record: Record) -> str:
     return f"{record.partition}:{record.offset}"
 
 
-def _order(record: Record) -> tuple[int, int, int]:
-    return record.timestamp, record.partition, record.offset
-
-
-def _stretches(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Offsets as a few stretches to read, rather than one by one."""
-    found: list[tuple[int, int]] = []
-    for offset in offsets:
-        if found and offset - found[-1][1] < _NEAR:
-            found[-1] = (found[-1][0], offset + 1)
-        else:
-            found.append((offset, offset + 1))
+def _places(letters: Iterable[Letter]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for partition, offset, *_ in letters:
+        found[partition].append(offset)
     return found
+
+
+def _parse(address: str) -> tuple[int, int]:
+    match = _ADDRESS.fullmatch(address)
+    return (int(match[1]), int(match[2])) if match else (-1, -1)

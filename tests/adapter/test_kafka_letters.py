@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Sequence
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from eventbus import Bus, DeadLetter, Event, RetryPolicy, Service
+from eventbus import BrokerError, Bus, DeadLetter, Event, RetryPolicy, Service
 from eventbus.adapter import Redrive
 from eventbus.testing.contract.harness import drained, eventually, running
-from eventbus_kafka import KafkaAdapter, state
+from eventbus_kafka import KafkaAdapter, _client, state
 from eventbus_kafka import parking as kafka_parking
 from eventbus_kafka.parking import KafkaParking
+from eventbus_kafka.records import Outgoing
 from tests.adapter.test_kafka_log import Place, place
 
 __all__ = ["place"]
@@ -92,7 +95,7 @@ async def test_what_a_dead_operator_had_begun_to_move_is_moved_by_the_next(
         await _park(bus, service, 4)
         assert isinstance(dead.adapter, KafkaAdapter)
         claims = dead.adapter.letters(dead.adapter.names(service.name, service.prefix))
-        assert await claims.claim(["0:1", "0:2"]) == {"0:1", "0:2"}
+        assert (await claims.claim({0: [1, 2]})).letters == {0: {1, 2}}
         report = await bus.dead_letters(service).redrive()
         assert (report.done, report.gone, report.failed) == (4, 0, 0)
         assert (await bus.stats(service)).ready == 4
@@ -111,13 +114,127 @@ async def test_the_state_says_what_is_gone_and_the_log_keeps_it(place: Place) ->
         assert (await other.dead_letters(service).redrive(["e0"])).matched == 0
         assert len(await place.read(f"{place.prefix}.dlq.{service.name}")) == 6
         rows = await place.read(f"{place.prefix}.dlq-state.{service.name}")
-        last = {row.key.decode(): row.value and json.loads(row.value)["state"] for row in rows}  # type: ignore[attr-defined]
-        claims = [key for key in last if key.startswith("claim:")]
-        assert len(claims) == 2  # one for both letters of the re-drive, one of the purge
-        assert [last.pop(key) for key in claims] == [None, None]  # and nothing is left to say of them
-        assert last == {"0:0": "redriven", "0:1": "redriven", "0:2": "purged"}
+        last = {row.key: json.loads(row.value) for row in rows}  # type: ignore[attr-defined]
+        assert len(rows) == 4  # a claim for both letters of the re-drive, one of the purge, and what became of them
+        assert [(row["state"], row["letters"]) for row in last.values()] == [
+            ("redriven", ["0:0-1"]),
+            ("purged", ["0:2"]),
+        ]
         redriven = await place.read(f"{place.prefix}.retry.{service.name}.0")
         assert len(redriven) == 2
+
+
+async def _say(bus: Bus, service: Service, *rows: tuple[str, dict[str, object] | None]) -> None:
+    """Write rows to the state as others do."""
+    assert isinstance(bus.adapter, KafkaAdapter)
+    topic = bus.adapter.names(service.name, service.prefix).state
+    written = [Outgoing(topic, key.encode(), json.dumps(row).encode() if row else None, [], 0) for key, row in rows]
+    await bus.adapter.client.append(written)
+
+
+async def test_what_was_said_letter_by_letter_is_understood(place: Place) -> None:
+    """A row for each letter that is gone, a claim that lists each letter: so the state was written before."""
+    service = place.service()
+    async with place.bus() as bus:
+        await _park(bus, service, 6)
+        now = time.time()
+        await _say(
+            bus,
+            service,
+            ("claim:x", {"state": "moving", "by": "x", "at": now, "letters": ["0:0", "0:1"]}),
+            ("0:0", {"state": "redriven", "at": now}),
+            ("0:1", {"state": "redriven", "at": now}),
+            ("claim:x", None),
+            ("0:3", {"state": "purged", "at": now}),
+            ("0:3", None),
+            ("claim:y", {"state": "moving", "by": "y", "at": now, "letters": ["0:4"]}),
+            ("a stranger's", {"letters": [7]}),
+        )
+        letters = bus.dead_letters(service)
+        assert [letter.id for letter in (await letters.browse()).letters] == ["e2", "e3", "e4", "e5"]
+        assert isinstance(bus.adapter, KafkaAdapter)
+        claims = bus.adapter.letters(bus.adapter.names(service.name, service.prefix))
+        assert (await claims.claim({0: [1, 2, 4]})).letters == {0: {2}}
+
+
+async def test_who_takes_a_claim_back_brings_no_letter_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who was taken for dead says that he moved nothing; what another moved meanwhile stays gone."""
+    monkeypatch.setattr(state, "CLAIM_LASTS", 0.1)
+    service = place.service()
+    async with place.bus() as bus:
+        await _park(bus, service, 2)
+        await _say(bus, service, ("claim:slow", {"state": "moving", "at": time.time(), "letters": ["0:0-1"]}))
+        letters = bus.dead_letters(service)
+        assert (await letters.redrive()).done == 2
+        await _say(bus, service, ("claim:slow", None))
+        assert await letters.count() == 0
+
+
+async def test_a_claim_of_a_clock_that_is_far_ahead_holds_nobody_up(place: Place) -> None:
+    """It would be an hour until it is over."""
+    service = place.service()
+    async with place.bus() as bus:
+        await _park(bus, service, 2)
+        await _say(bus, service, ("claim:early", {"state": "moving", "at": time.time() + 3600, "letters": ["0:0-1"]}))
+        async with asyncio.timeout(5):
+            assert (await bus.dead_letters(service).redrive()).done == 2
+
+
+async def test_a_letter_whose_copy_was_not_taken_stands_for_everybody(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the letters that were claimed with it only those are gone that were moved; it is nobody's at once."""
+    service = place.service()
+    async with place.bus() as bus, place.bus() as other:
+        await _park(bus, service, 3)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        send = bus.adapter.client.send
+
+        async def full(records: Sequence[Outgoing]) -> list[BrokerError | None]:
+            kept = await send([records[0], *records[2:]])
+            return [kept[0], BrokerError("no room"), *kept[1:]]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bus.adapter.client, "send", full)
+            report = await bus.dead_letters(service).redrive()
+        assert (report.done, report.failed) == (2, 1)
+        assert [letter.id for letter in (await other.dead_letters(service).browse()).letters] == ["e1"]
+        started = time.monotonic()
+        assert (await other.dead_letters(service).redrive()).done == 1
+        assert time.monotonic() - started < state.CLAIM_LASTS / 2
+
+
+async def test_a_letter_that_was_only_glimpsed_at_goes_back_as_the_order_says(place: Place) -> None:
+    """An order that takes nothing away gets every header, though skimming leaves out what re-drives take away."""
+    service = place.service()
+    async with place.bus() as bus:
+        await _park(bus, service, 1)
+        (letter,) = await place.read(f"{place.prefix}.dlq.{service.name}")
+        parking = _parking(bus, service)
+        async with parking.looking():
+            (skimmed,) = (await parking.skim(None, 10)).letters
+            assert await parking.redrive([Redrive(skimmed.address, {"x-added": "1"})]) == ["done"]
+        (copy,) = await place.read(f"{place.prefix}.retry.{service.name}.0")
+        assert list(copy.headers) == [*letter.headers, ("x-added", b"1")]  # type: ignore[attr-defined]
+
+
+async def test_of_letters_that_retention_took_nothing_is_said_any_more(place: Place) -> None:
+    """Rows of which the log has no letter left are taken back with the next move; those of others stay."""
+    service = place.service()
+    async with place.bus() as bus:
+        await _park(bus, service, 6)
+        letters = bus.dead_letters(service)
+        await letters.redrive(["e0", "e1"])
+        await letters.purge(["e2"])
+        await letters.purge(["e4"])
+        await bus.adapter.client.truncate({(f"{place.prefix}.dlq.{service.name}", 0): 3})  # type: ignore[attr-defined]
+        await letters.purge(["e5"])
+        rows = await place.read(f"{place.prefix}.dlq-state.{service.name}")
+        last = {row.key: row.value and json.loads(row.value)["letters"] for row in rows}  # type: ignore[attr-defined]
+        assert list(last.values()) == [None, None, ["0:4"], ["0:5"]]
+        async with place.bus() as other:
+            assert [letter.id for letter in (await other.dead_letters(service).browse()).letters] == ["e3"]
+            assert await other.dead_letters(service).count() == 1
 
 
 async def test_operators_at_the_same_time_move_each_letter_once(place: Place) -> None:
@@ -129,6 +246,22 @@ async def test_operators_at_the_same_time_move_each_letter_once(place: Place) ->
         assert sum(report.done for report in reports) == 20
         assert (await one.stats(service)).ready == 20
         assert await one.dead_letters(service).count() == 0
+
+
+async def test_who_claims_too_late_leaves_no_claim_behind(place: Place) -> None:
+    """Nobody would ever take it back: the letters are moved by the one who was first, under his own key."""
+    service = place.service()
+    async with place.bus() as one, place.bus() as two:
+        await _park(one, service, 2)
+        assert isinstance(one.adapter, KafkaAdapter)
+        assert isinstance(two.adapter, KafkaAdapter)
+        first = one.adapter.letters(one.adapter.names(service.name, service.prefix))
+        late = two.adapter.letters(two.adapter.names(service.name, service.prefix))
+        assert (await first.claim({0: [0, 1]})).letters == {0: {0, 1}}
+        assert (await late.claim({0: [0, 1]})).letters == {0: set()}
+        rows = await place.read(f"{place.prefix}.dlq-state.{service.name}")
+        last = {row.key: row.value and json.loads(row.value)["state"] for row in rows}  # type: ignore[attr-defined]
+        assert list(last.values()) == ["moving", None]
 
 
 async def test_erasing_takes_letters_out_of_the_log_and_keeps_the_others(place: Place) -> None:
@@ -170,7 +303,8 @@ async def test_a_count_knows_the_offsets_that_no_letter_has(place: Place, monkey
             assert len((await parking.browse(None, 100)).letters) == 7
             assert await parking.depth() == 12
             monkeypatch.setattr(kafka_parking, "MOST_COUNTED", 0)
-            assert await parking.count() == (12, False)  # what comes in one fetch is read together
+            monkeypatch.setattr(_client, "TAKEN_TOGETHER", 2)
+            assert await parking.count() == (12, False)
             monkeypatch.undo()
             assert await parking.count() == (7, True)
             assert await parking.depth() == 7

@@ -70,6 +70,20 @@ async def test_who_dies_while_he_erases_loses_no_letter(place: Place, cli: Cli, 
         assert "e3" not in await _in_the_log(bus, place)
 
 
+async def test_who_dies_between_the_copies_and_the_word_of_it_loses_no_letter(place: Place, cli: Cli) -> None:
+    """The copies are there and the letters still stand: they come twice at worst, once the dead one's claim is over."""
+    service = place.service()
+    redrive = ("dlq", "redrive", service.name, "--url", place.url)
+    async with place.bus() as bus:
+        await _park(bus, service, 5)
+        died = await asyncio.to_thread(
+            cli, *redrive, env={"EVENTBUS_FAILPOINT": "kafka.redrive.between-copy-and-state"}
+        )
+        assert died.returncode == -signal.SIGKILL
+        assert sorted([letter.id async for letter in bus.dead_letters(service).all()]) == ["e0", "e1", "e2", "e3", "e4"]
+        assert (await bus.stats(service)).ready == 5
+
+
 async def test_a_count_of_more_than_is_read_at_a_time_says_that_it_is_an_estimate(place: Place, cli: Cli) -> None:
     """A few large letters: eight megabytes of them are read to see whether every offset has one."""
     service = place.service()
