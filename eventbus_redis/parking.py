@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from eventbus import headers
@@ -17,6 +21,11 @@ if TYPE_CHECKING:
     from eventbus_redis.adapter import RedisAdapter
 
 RESTORE_AT_ONCE: Final = 200
+MOVE_AT_ONCE: Final = 100
+MOVING: Final = 2
+"""Calls that move letters, at the same time. Larger or more of them would let the next page wait at the server, with
+nothing to do here until it comes, and nothing to do there once it has."""
+FACETS_KEPT: Final = 2000
 FEW: Final = 25
 PAGE_BYTES: Final = 8 * 1024 * 1024
 _ADDRESS: Final = re.compile(r"\d{1,15}-\d{1,20}")
@@ -33,6 +42,11 @@ class RedisParking(Parking):
         self._adapter = adapter
         self._name = (service, prefix)
         self._keys = adapter.options.names.of_service(service, prefix)
+        self._moving = asyncio.Semaphore(MOVING)
+        self._few = FEW
+        """How many letters a page may begin with: as many as fit, if they are as large as those of the page before."""
+        self._facets: dict[str, bytes] = {}
+        """Of letters that were skimmed, and not moved yet. A letter never changes."""
 
     async def browse(self, cursor: str | None, limit: int) -> Page:
         """In the order of parking."""
@@ -41,22 +55,26 @@ class RedisParking(Parking):
     async def skim(self, cursor: str | None, limit: int) -> Page:
         """With no more of each letter read than moving it takes."""
         # By a plain XRANGE: a script that picks out what is wanted here takes the server longer than sending all of it.
-        return await self._page(cursor, limit, _glimpsed)
+        if len(self._facets) > FACETS_KEPT:  # of letters that nobody moved
+            self._facets.clear()
+        return await self._page(cursor, limit, self._glimpsed)
 
     async def _page(self, cursor: str | None, limit: int, read: Callable[[Entry], Parked]) -> Page:
         """Large letters make a short page: the first few tell how many more there can be."""
         await self._check()
-        start, number = _start(cursor), min(FEW, limit + 1)
+        start, number = _start(cursor), min(self._few, limit + 1)
         letters: list[Parked] = []
         size = 0
         while number > 0:
             entries = await self._adapter.client.entries(self._keys.dlq, start, number)
-            size += sum([len(part) for _, entry in entries for part in entry])
+            size += sum([sum(map(len, entry)) for _, entry in entries])
             letters += map(read, entries)
             if len(entries) < number:
                 break
             start = f"({letters[-1].address}"
             number = min(limit + 1 - len(letters), (PAGE_BYTES - size) * len(letters) // max(1, size))
+        if size:
+            self._few = max(1, PAGE_BYTES * len(letters) // size)
         more = len(letters) > limit or number <= 0
         return Page(letters[:limit], letters[:limit][-1].address if more else None)
 
@@ -71,8 +89,22 @@ class RedisParking(Parking):
         return [letter for id in event_ids for letter in await self.find(id)]
 
     async def redrive(self, letters: Sequence[Redrive]) -> list[Moved]:
-        """Back to the service's own stream (or its retry road) and out of here, in one step."""
+        """Back to the service's own stream (or its retry road) and out of here, in one step for each piece."""
         await self._check()
+        pieces = [letters[start : start + MOVE_AT_ONCE] for start in range(0, len(letters), MOVE_AT_ONCE)]
+        answers = await asyncio.gather(*map(self._move, pieces), return_exceptions=True)
+        found: list[Moved] = []
+        for answer in answers:  # each piece has had its turn by now
+            if isinstance(answer, BaseException):
+                raise answer
+            found += answer
+        return found
+
+    async def _move(self, letters: Sequence[Redrive]) -> list[Moved]:
+        async with self._moving:
+            return await self._move_now(letters)
+
+    async def _move_now(self, letters: Sequence[Redrive]) -> list[Moved]:
         edited = [x.address for x in letters if x.body is not None and _ADDRESS.fullmatch(x.address)]
         entries = {entry[0].decode(): entry[1] for entry in await self._get(edited)}
         changes: dict[int, tuple[int, bytes]] = {}  # many letters share one delta: it is written down once
@@ -90,9 +122,22 @@ class RedisParking(Parking):
         if order:
             k = self._keys
             keys = (k.queue, k.retry, k.payload, *k.letters)
-            head: list[Argument] = [len(changes), *(text for _, text in changes.values())]
+            sums = self._sums([letters[place].address for place in order])
+            head: list[Argument] = [len(changes), *(text for _, text in changes.values()), len(sums), *sums]
             gone = await self._adapter.client.run(_scripts.LETTERS_MOVE, keys, head + arguments)
         return _answers(len(letters), order, gone)
+
+    def _sums(self, addresses: Sequence[str]) -> list[Argument]:
+        """What these letters are counted by, together: facet, value, number, and so on. Nothing if one was not skimmed.
+
+        It could be read there; but the server has less time than we have.
+        """
+        texts = [self._facets.pop(address, b"") for address in addresses]
+        try:
+            counts = Counter(chain.from_iterable(map(enumerate, json.loads(b"[%b]" % b",".join(texts)))))
+            return [part for (facet, value), number in counts.items() for part in (facet + 1, value.encode(), number)]
+        except (ValueError, TypeError, AttributeError):  # not skimmed, or not what we write
+            return []
 
     async def purge(self, addresses: Sequence[str]) -> list[Moved]:
         """Gone for good."""
@@ -139,6 +184,20 @@ class RedisParking(Parking):
         found = await self._adapter.client.run(_scripts.LETTERS_GET, (self._keys.dlq,), addresses)
         return [(id, entry) for id, entry in found]
 
+    def _glimpsed(self, entry: Entry) -> Parked:
+        id, found = entry
+        try:
+            # From the end: that is where a letter has what was added when it was parked.
+            at = found.index(fields.EVENT_ID, max(0, len(found) - 4))
+            story = found[found.index(fields.STORY, max(0, len(found) - 8)) + 1]
+        except ValueError:  # somebody added it by hand: it has to be read as a whole
+            return _letter(entry)
+        address = id.decode()
+        if found[-2] == fields.FACETS:
+            self._facets[address] = found[-1]
+        times = _REDRIVEN.search(story)
+        return standing(address, found[at + 1].decode("utf-8", "replace"), int(times[1]) if times else 0)
+
     async def _check(self) -> None:
         await self._adapter.check_subscribed(*self._name)
 
@@ -157,18 +216,6 @@ def _start(cursor: str | None) -> str:
     if cursor and not _ADDRESS.fullmatch(cursor):
         raise ConfigError(f"{cursor!r} is not a cursor of this queue; pass the `next` of the page before")
     return f"({cursor}" if cursor else "-"
-
-
-def _glimpsed(entry: Entry) -> Parked:
-    id, found = entry
-    try:
-        # From the end: that is where a letter has what was added when it was parked.
-        at = found.index(fields.EVENT_ID, max(0, len(found) - 4))
-        story = found[found.index(fields.STORY, max(0, len(found) - 8)) + 1]
-    except ValueError:  # somebody added it by hand: it has to be read as a whole
-        return _letter(entry)
-    times = _REDRIVEN.search(story)
-    return standing(id.decode(), found[at + 1].decode("utf-8", "replace"), int(times[1]) if times else 0)
 
 
 def _letter(entry: Entry) -> Parked:

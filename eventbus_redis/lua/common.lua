@@ -116,29 +116,35 @@ local function count_facets(tally, facets, by)
   end
 end
 
--- Count many letters out together: most of them share their values.
-local function discount_facets(tally, letters)
-  local counts = {}
-  for _, entry in ipairs(letters) do
-    local facets = field_of(entry[2], FACETS)
-    for i, value in ipairs(facets and cjson.decode(facets) or {}) do
+-- What the indexes know of a letter: its id, its event's id, its facets. One that was added by hand may lack the others.
+local function listed(entry)
+  return {entry[1], field_of(entry[2], EVENT_ID) or '', field_of(entry[2], FACETS)}
+end
+
+-- What many letters are counted by, together, as most of them share their values: facet, value, number, and so on.
+local function facets_of(letters)
+  local counts, sums = {}, {}
+  for _, letter in ipairs(letters) do
+    for i, value in ipairs(letter[3] and cjson.decode(letter[3]) or {}) do
       local of = counts[i] or {}
       counts[i] = of
       of[value] = (of[value] or 0) + 1
     end
   end
   for i, of in pairs(counts) do
-    local key = KEYS[tally + i - 1]
     for value, count in pairs(of) do
-      if redis.call('HINCRBY', key, value, -count) <= 0 then redis.call('HDEL', key, value) end
+      sums[#sums + 1] = i
+      sums[#sums + 1] = value
+      sums[#sums + 1] = count
     end
   end
+  return sums
 end
 
 -- Take letters, which stand in a row from `from` on and have these ids, out of the index of event ids.
 local function unlist(ids, letters, from, gone)
   local names = {}
-  for i = 1, #gone do names[i] = field_of(letters[from + i - 1][2], EVENT_ID) or '' end
+  for i = 1, #gone do names[i] = letters[from + i - 1][2] end
   local alone = {}
   for i, standing in ipairs(redis.call('HMGET', ids, unpack(names))) do
     if standing == gone[i] then alone[#alone + 1] = names[i]
@@ -154,9 +160,10 @@ local function unlist(ids, letters, from, gone)
   if #alone > 0 then redis.call('HDEL', ids, unpack(alone)) end
 end
 
--- Take letters out of the dead letters and out of their indexes. XDEL comes first: with a full memory it is allowed,
--- and after it so is the rest. KEYS[first]: dlq, ids, waiting, owners, the tallies.
-local function remove_letters(first, letters)
+-- Take letters, as listed, out of the dead letters and out of their indexes. XDEL comes first: with a full memory it is
+-- allowed, and after it so is the rest. KEYS[first]: dlq, ids, waiting, owners, the tallies. `sums`: their facets_of, from
+-- who knows it.
+local function remove_letters(first, letters, sums)
   local dlq, ids, waiting, owners = unpack(KEYS, first, first + 3)
   for from = 1, #letters, 1000 do
     local gone = {}
@@ -166,5 +173,9 @@ local function remove_letters(first, letters)
     redis.call('HDEL', owners, unpack(gone))
     unlist(ids, letters, from, gone)
   end
-  discount_facets(first + 4, letters)
+  sums = sums or facets_of(letters)
+  for i = 1, #sums, 3 do
+    local key, value = KEYS[first + 3 + sums[i]], sums[i + 1]
+    if redis.call('HINCRBY', key, value, -sums[i + 2]) <= 0 then redis.call('HDEL', key, value) end
+  end
 end

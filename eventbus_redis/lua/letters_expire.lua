@@ -9,7 +9,7 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', room)) d
   if tonumber(string.match(entry[1], '%d+')) < limit then old = old + 1
   elseif old + many < surplus then many = many + 1
   else break end
-  gone[#gone + 1] = entry
+  gone[#gone + 1] = listed(entry)
 end
 if #gone > 0 then remove_letters(1, gone) end
 return {old, many}

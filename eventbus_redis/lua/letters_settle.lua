@@ -7,7 +7,7 @@ for at = 2, #ARGV, 3 do
   if not entry then
     lost[#lost + 1] = (at + 1) / 3
   elseif op == 'a' then
-    remove_letters(1, {entry})
+    remove_letters(1, {listed(entry)})
   else
     redis.call('ZADD', KEYS[3], due_ms(ARGV[at + 2]), id)
     if op ~= 'n' then redis.call('HDEL', KEYS[4], id) end

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
@@ -32,7 +32,8 @@ ERRORS = (
 TENANTS = (None, "acme", "caf\u00e9", '{"a": 1}', " ")
 
 PARKED = st.tuples(st.just("park"), st.integers(1, 4), st.sampled_from(ERRORS), st.sampled_from(TENANTS))
-CHANGES = st.sampled_from(("redrive", "purge", "read", "put off", "too many", "too old")).map(lambda name: (name,))
+NAMES = ("redrive", "redrive skimmed", "redrive late", "purge", "read", "put off", "too many", "too old")
+CHANGES = st.sampled_from(NAMES).map(lambda name: (name,))
 
 
 async def counted(parking: RedisParking) -> None:
@@ -74,6 +75,18 @@ class Life:
         assert set(await self.parking.redrive([Redrive(a, {headers.REDRIVEN_COUNT: 1}) for a in chosen])) <= {"done"}
         assert set(await self.parking.redrive([Redrive(a, {}) for a in chosen])) <= {"gone"}
 
+    async def do_redrive_skimmed(self) -> None:
+        chosen = [letter.address for letter in (await self.parking.skim(None, 1000)).letters][::2]
+        assert set(await self.parking.redrive([Redrive(a, {}) for a in chosen])) <= {"done"}
+
+    async def do_redrive_late(self) -> None:
+        """Another operator was faster with some of the letters that were skimmed."""
+        chosen = [letter.address for letter in (await self.parking.skim(None, 1000)).letters]
+        taken = chosen[::3]
+        await self.adapter.parking(self.sub.service, self.sub.prefix).redrive([Redrive(a, {}) for a in taken])
+        answers = await self.parking.redrive([Redrive(a, {}) for a in chosen[:-1]])
+        assert answers == ["gone" if a in taken else "done" for a in chosen[:-1]]
+
     async def do_purge(self) -> None:
         chosen = (await self.addresses())[1::2]
         assert set(await self.parking.purge([*chosen, "1-1"])) <= {"done", "gone"}
@@ -106,6 +119,8 @@ class Life:
 
 
 @settings(max_examples=30)
+@example([("park", 4, ERRORS[0], "acme"), ("redrive late",)])
+@example([("park", 4, ERRORS[2], "caf\u00e9"), ("park", 1, ERRORS[0], " "), ("redrive skimmed",)])
 @given(st.lists(st.one_of(PARKED, CHANGES), max_size=8))
 def test_the_index_equals_a_full_scan_after_every_operation(steps: list[tuple[object, ...]]) -> None:
     """Park, re-drive, purge, read, put off, expire by number and by age, in any order."""

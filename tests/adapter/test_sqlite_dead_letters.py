@@ -132,6 +132,28 @@ async def test_redriven_letters_are_received_oldest_first(tmp_path: Path) -> Non
             assert [delivery.event.id for delivery in await consumer.receive(10, 5)] == [event.id for event in events]
 
 
+async def test_letters_put_back_together_keep_each_its_own_changes(tmp_path: Path) -> None:
+    """However they are mixed: change, body and order are each letter's own."""
+    events = [Event("n", n) for n in range(11)]
+    async with opened(tmp_path, SUB) as adapter:
+        await park(adapter, *events)
+        box = adapter.parking("wms-stock", "wms")
+        found = (await box.skim(None, 20)).letters
+        deltas = [for_redrive({headers.REDRIVEN_COUNT: times}, "me", time.time()) for times in (0, 4)]
+        orders = [
+            Redrive(letter.address, deltas[place // 3 % 2], b"mended" if place == 5 else None)
+            for place, letter in enumerate(found)
+        ]
+        assert await box.redrive(orders[:9]) == ["done"] * 9
+        assert await box.depth() == 2
+        assert await box.tally("type") == {"n": 2}
+        async with adapter.consume(SUB) as consumer:
+            got = await consumer.receive(20, 5)
+        assert [delivery.event.id for delivery in got] == [event.id for event in events[:9]]
+        assert [delivery.history.redriven for delivery in got] == [1, 1, 1, 5, 5, 5, 1, 1, 1]
+        assert [n for n, delivery in enumerate(got) if delivery.event.body == b"mended"] == [5]
+
+
 async def test_a_redriven_letter_goes_to_its_service_alone(tmp_path: Path) -> None:
     """Same id, key, headers and body, by its own service's queue; another service of the prefix sees nothing."""
     event = full_event()

@@ -90,7 +90,7 @@ def expire(tx: Transaction, subscription: int, retention: Retention) -> int:
             )
             gone.update(row[0] for row in found.fetchall())
     if gone:
-        tallies.remove(tx, gone)
+        tallies.remove(tx, subscription, gone)
         fields = {"service": retention.service, "count": len(gone)}
         tx.after.append(partial(telemetry.log, logging.WARNING, "dlq_expired", fields))
         labels = {"service": retention.service, "reason": "retention"}

@@ -14,15 +14,17 @@ from eventbus.embedded.sqlite.writer import Operation, Transaction
 from eventbus.settlement import HeaderDelta
 from eventbus.wire import with_body
 
+# The place in the list gives the number: nothing of it has to be read as JSON again for every row.
 _COPY: Final = (
-    f"INSERT INTO events (seq, stored_at, {EVENT_COLUMNS}) SELECT j.value ->> 1, dlq.stored_at, "
+    f"INSERT INTO events (seq, stored_at, {EVENT_COLUMNS}) SELECT ?1 + j.key, dlq.stored_at, "
     f"{', '.join(f'dlq.{name}' for name in EVENT_COLUMNS.split(', '))} "
-    "FROM json_each(?) j CROSS JOIN dlq ON dlq.no = j.value ->> 0"
+    "FROM json_each(?2) j CROSS JOIN dlq ON dlq.no = j.value"
 )
+# A header delta is a JSON merge patch: null takes one away.
 _QUEUE: Final = (
     "INSERT INTO inflight (seq, subscription, due, headers) "
-    "SELECT j.value ->> 1, ?1, j.value ->> 2, json_patch(dlq.headers, ?2 -> (j.value ->> 3)) "
-    "FROM json_each(?3) j CROSS JOIN dlq ON dlq.no = j.value ->> 0"
+    "SELECT ?1 + j.key, ?2, ?3, json_patch(dlq.headers, ?4) "
+    "FROM json_each(?5) j CROSS JOIN dlq ON dlq.no = j.value"
 )
 
 
@@ -46,24 +48,21 @@ class RedriveLetters(Operation[set[int]]):
         if not found:
             return set()
         lowest: int = tx.execute("SELECT min(0, coalesce(min(seq), 0)) FROM events").fetchone()[0]
-        moves, patches = [], dict[int, tuple[int, HeaderDelta]]()
-        for position, number in enumerate(found):
-            # Upwards: the oldest is received first, and a table that grows at one end is quickest to fill.
-            order, seq = self.orders[number], lowest - len(found) + position
-            # Many letters share one delta: it is written down once.
-            patch, _ = patches.setdefault(id(order.headers), (len(patches), order.headers))
-            moves.append((number, seq, tx.now + round(order.delay * 1000), patch))
-        values = json.dumps(moves)
-        tx.execute(_COPY, (values,))
-        # A header delta is a JSON merge patch: null takes one away.
-        deltas = json.dumps([dict(delta) for _, delta in patches.values()])
-        tx.execute(_QUEUE, (self.subscription, deltas, values))
-        for number, seq, _, _ in moves:
-            body = self.orders[number].body
+        # Upwards: the oldest is received first, and a table that grows at one end is quickest to fill.
+        seq = lowest - len(found)
+        tx.execute(_COPY, (seq, str(found)))
+        # Many letters share one delta and one delay: each kind is queued at once, with a gap where another's letter is.
+        kinds: dict[tuple[int, float], tuple[HeaderDelta, list[int | None]]] = {}
+        for place, number in enumerate(found):
+            _, delta, body, delay = self.orders[number]
+            kinds.setdefault((id(delta), delay), (delta, [None] * len(found)))[1][place] = number
             if body is not None:
-                self._edit(tx, seq, body)
-        tx.wake("queue", self.subscription, min(move[2] for move in moves))
-        tallies.remove(tx, found)
+                self._edit(tx, seq + place, body)
+        for (_, delay), (delta, numbers) in kinds.items():
+            due = tx.now + round(delay * 1000)
+            tx.execute(_QUEUE, (seq, self.subscription, due, json.dumps(dict(delta)), json.dumps(numbers)))
+            tx.wake("queue", self.subscription, due)
+        tallies.remove(tx, self.subscription, found)
         return set(found)
 
     @staticmethod
@@ -87,7 +86,7 @@ class Purge(Operation[set[int]]):
         """Remove them."""
         found = _standing(tx, self.subscription, self.numbers)
         if found:
-            tallies.remove(tx, found)
+            tallies.remove(tx, self.subscription, found)
         return set(found)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from eventbus import wire
@@ -21,6 +23,7 @@ TOTAL: Final = "SELECT coalesce(sum(letters), 0) FROM tally WHERE subscription =
 
 AT_ONCE: Final = 500
 _MAPPING: Final = BodyMapping()
+_CHOSEN: Final = "FROM dlq WHERE no IN (SELECT value FROM json_each(?))"
 
 
 def column(event: Event, story: Mapping[str, object]) -> str:
@@ -36,20 +39,21 @@ def read(connection: sqlite3.Connection, subscription: int, by: Facet) -> dict[s
     return dict(found.fetchall())
 
 
-def remove(tx: Transaction, numbers: Collection[int]) -> None:
+def remove(tx: Transaction, subscription: int, numbers: Collection[int]) -> None:
     """Remove letters, and count all of them out together: a trigger for each would take longer than all the rest."""
     chosen = (str(list(numbers)),)
+    found = tx.execute(f"SELECT facets {_CHOSEN}", chosen).fetchall()
+    letters = json.loads(f"[{','.join([facets for (facets,) in found])}]")
+    counts = Counter(chain.from_iterable(map(dict.items, letters)))
     tx.execute("INSERT INTO counted_out VALUES (1)")
-    tx.execute(
-        "INSERT INTO tally SELECT subscription, j.key, j.value, -sum(n) "
-        "FROM (SELECT subscription, facets, count(*) AS n FROM dlq "
-        "WHERE no IN (SELECT value FROM json_each(?)) GROUP BY 1, 2), json_each(facets) j GROUP BY 1, 2, 3 "
-        "ON CONFLICT DO UPDATE SET letters = letters + excluded.letters",
-        chosen,
-    )
-    tx.execute("DELETE FROM dlq WHERE no IN (SELECT value FROM json_each(?))", chosen)
-    tx.execute("DELETE FROM tally WHERE letters = 0")
+    tx.execute(f"DELETE {_CHOSEN}", chosen)
     tx.execute("DELETE FROM counted_out")
+    tx.execute(
+        "INSERT INTO tally SELECT ?, value ->> 0, value ->> 1, -(value ->> 2) FROM json_each(?) WHERE true "
+        "ON CONFLICT DO UPDATE SET letters = letters + excluded.letters",
+        (subscription, json.dumps([(facet, value, count) for (facet, value), count in counts.items()])),
+    )
+    tx.execute("DELETE FROM tally WHERE letters = 0")
 
 
 def fill(connection: sqlite3.Connection) -> None:
