@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from eventbus import headers
 from eventbus.adapter import BodyMapping, Moved, Page, Parked, Parking, Redrive, standing
-from eventbus.errors import ConfigError
+from eventbus.errors import BrokerError, ConfigError
 from eventbus.facets import FACETS, Facet
 from eventbus_redis import _scripts, fields
 from eventbus_redis._client import Argument, Entry
@@ -43,8 +43,6 @@ class RedisParking(Parking):
         self._name = (service, prefix)
         self._keys = adapter.options.names.of_service(service, prefix)
         self._moving = asyncio.Semaphore(MOVING)
-        self._few = FEW
-        """How many letters a page may begin with: as many as fit, if they are as large as those of the page before."""
         self._facets: dict[str, bytes] = {}
         """Of letters that were skimmed, and not moved yet. A letter never changes."""
 
@@ -62,7 +60,7 @@ class RedisParking(Parking):
     async def _page(self, cursor: str | None, limit: int, read: Callable[[Entry], Parked]) -> Page:
         """Large letters make a short page: the first few tell how many more there can be."""
         await self._check()
-        start, number = _start(cursor), min(self._few, limit + 1)
+        start, number = _start(cursor), min(FEW, limit + 1)
         letters: list[Parked] = []
         size = 0
         while number > 0:
@@ -73,8 +71,6 @@ class RedisParking(Parking):
                 break
             start = f"({letters[-1].address}"
             number = min(limit + 1 - len(letters), (PAGE_BYTES - size) * len(letters) // max(1, size))
-        if size:
-            self._few = max(1, PAGE_BYTES * len(letters) // size)
         more = len(letters) > limit or number <= 0
         return Page(letters[:limit], letters[:limit][-1].address if more else None)
 
@@ -93,11 +89,14 @@ class RedisParking(Parking):
         await self._check()
         pieces = [letters[start : start + MOVE_AT_ONCE] for start in range(0, len(letters), MOVE_AT_ONCE)]
         answers = await asyncio.gather(*map(self._move, pieces), return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        # Each piece has had its turn by now. What became of some of them is worth more than why others did not go:
+        # whoever tries those again hears it.
+        if errors and (len(errors) == len(pieces) or not all(isinstance(error, BrokerError) for error in errors)):
+            raise errors[0]
         found: list[Moved] = []
-        for answer in answers:  # each piece has had its turn by now
-            if isinstance(answer, BaseException):
-                raise answer
-            found += answer
+        for piece, answer in zip(pieces, answers, strict=True):
+            found += ["failed"] * len(piece) if isinstance(answer, BaseException) else answer
         return found
 
     async def _move(self, letters: Sequence[Redrive]) -> list[Moved]:
