@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -59,6 +60,13 @@ def goal(text: str, value: float, wanted: float, *, at_most: bool = False) -> bo
         f"  {'ok  ' if met else 'MISS'} {text}: {value:.2f} (goal: {'at most' if at_most else 'at least'} {wanted:g})"
     )
     return met
+
+
+def goal_of_rounds(text: str, ours: Sequence[Figure], theirs: Sequence[Figure], wanted: float) -> bool:
+    """Judge by the median of the ratios, one for each round: what slows the machine down slows both of a round."""
+    ratios = [mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)]
+    text = f"{text}, median of {len(ratios)} rounds from {min(ratios):.2f} to {max(ratios):.2f}"
+    return goal(text, statistics.median(ratios), wanted)
 
 
 def on_loop(work: Coroutine[Any, Any, T]) -> T:

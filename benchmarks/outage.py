@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import time
 
 from benchmarks.forward import BODY, PORT, count, endpoint
-from benchmarks.measure import Figure, goal, measured, show
+from benchmarks.measure import Figure, goal, goal_of_rounds, show
 from eventbus import Bus, Event, Service
 
 NUMBER = 30_000
-ROUNDS = 3
+ROUNDS = 7
 
 
 def _dead() -> str:
@@ -29,25 +30,28 @@ async def _healthy(*, beside_a_dead_one: bool) -> tuple[Figure, int]:
     async with Bus(f"memory://{secrets.token_hex(4)}", source="bench-api") as bus:
         await bus.provision(service)
         await bus.publish_many([Event(type, BODY) for _ in range(NUMBER // 10) for type in types])
-        with endpoint(), measured(NUMBER) as figure:
+        with endpoint():
+            cpu = time.process_time()
             async with bus.serving(service):
-                while (await asyncio.to_thread(count))["events"] < NUMBER:
-                    await asyncio.sleep(0.02)
+                while (counted := await asyncio.to_thread(count))["events"] < NUMBER:
+                    await asyncio.sleep(0.05)
+                # By the endpoint's clock: what becomes of the dead route's events at the end is no time of this one.
+                figure = Figure(NUMBER, counted["last"] - counted["first"], time.process_time() - cpu)
         return figure, await bus.dead_letters(service).count()
 
 
 def run() -> bool:
     print(f"outage: {NUMBER:,} events of a healthy route, alone and beside a dead one's (a tenth as many)")
-    best: dict[bool, Figure] = {}
+    runs: dict[bool, list[Figure]] = {False: [], True: []}
     parked = 0
-    for _ in range(ROUNDS):
-        for beside in (False, True):
+    for number in range(ROUNDS):
+        for beside in (number % 2 == 0, number % 2 != 0):  # by turns, so that neither always goes first
             figure, letters = asyncio.run(_healthy(beside_a_dead_one=beside))
             parked += letters
-            if beside not in best or figure.rate > best[beside].rate:
-                best[beside] = figure
-    alone, together = show("alone", best[False]), show("beside a dead endpoint", best[True])
-    share = goal("rate beside a dead endpoint, share of alone", together.rate / alone.rate, 0.9)
+            runs[beside].append(figure)
+    for beside, label in ((False, "alone"), (True, "beside a dead endpoint")):
+        show(label, max(runs[beside], key=lambda figure: figure.rate))
+    share = goal_of_rounds("rate beside a dead endpoint, share of alone", runs[True], runs[False], 0.9)
     return goal("parked meanwhile", parked, 0, at_most=True) and share
 
 

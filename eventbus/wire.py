@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
 from typing import Final
 
 from eventbus.adapter import BodyMapping
@@ -41,20 +40,23 @@ KNOWN: Final = frozenset(
 )
 """Names that are an attribute of every event, and so never an extension."""
 _quoted: Final = json.encoder.encode_basestring_ascii
-_said: Final = lru_cache(maxsize=1024, typed=True)(json.dumps)
-"""Numbers and truths that are the same for nearly every event; typed, because True is 1 otherwise."""
-NOTHING_MORE: Final[Mapping[str, int | bool]] = {}
 
 
 def attributes(event: Event) -> list[tuple[str, str]]:
     """The CloudEvents attributes of an event as text, in binary mode; the content type travels beside them."""
-    found = [
+    return [
         ("specversion", SPEC_VERSION),
         ("id", event.id),
         ("type", event.type),
         ("source", event.source or "/"),
         ("time", event.time.isoformat().replace("+00:00", "Z")),
+        *_optional(event),
     ]
+
+
+def _optional(event: Event) -> list[tuple[str, str]]:
+    """The attributes that not every event has."""
+    found: list[tuple[str, str]] = []
     if event.key is not None:
         found.append((_KEY, event.key))
     if event.tenant is not None:
@@ -70,15 +72,20 @@ def attributes(event: Event) -> list[tuple[str, str]]:
     return found
 
 
-def to_structured(event: Event, more: Mapping[str, int | bool] = NOTHING_MORE) -> bytes:
-    """The event as one JSON object (structured mode), with some attributes more.
+def to_structured(event: Event, more: str = "", taken: Container[str] = ()) -> bytes:
+    """The event as one JSON object (structured mode), with some members more, whose names are `taken`.
 
     JSON data stands in it to the letter: decoding and encoding it again would turn 1.10 into 1.1.
     """
-    members = [f"{_quoted(name)}: {_quoted(text)}" for name, text in attributes(event) if name not in more]
-    members += [f"{_quoted(name)}: {_said(value)}" for name, value in more.items()]
+    text = (
+        f'{{"specversion": "{SPEC_VERSION}", "id": {_quoted(event.id)}, "type": {_quoted(event.type)}, '
+        f'"source": {_quoted(event.source or "/")}, "time": "{event.time.isoformat().replace("+00:00", "Z")}"{more}'
+    )
+    for name, value in _optional(event):
+        if name not in taken:
+            text += f", {_quoted(name)}: {_quoted(value)}"
     if event.content_type:
-        members.append(f'"datacontenttype": {_quoted(event.content_type)}')
+        text += f', "datacontenttype": {_quoted(event.content_type)}'
     if event.body:
         if is_json(event.content_type or JSON):
             try:
@@ -86,9 +93,9 @@ def to_structured(event: Event, more: Mapping[str, int | bool] = NOTHING_MORE) -
             except Undecodable:
                 pass  # not JSON after all: carried as bytes, so that nothing is changed
             else:
-                return f'{{{", ".join(members)}, "data": '.encode() + event.body + b"}"
-        members.append(f'"data_base64": "{base64.b64encode(event.body).decode()}"')
-    return f"{{{', '.join(members)}}}".encode()
+                return f'{text}, "data": '.encode() + event.body + b"}"
+        text += f', "data_base64": "{base64.b64encode(event.body).decode()}"'
+    return f"{text}}}".encode()
 
 
 def decode(
@@ -108,15 +115,17 @@ def decode(
     """
     if is_structured(content_type):
         return _from_structured(body, headers, fallback_time)
-    time = fallback_time or datetime.now(timezone.utc)
     if "id" in attrs and "type" in attrs:
-        return _from_attributes(attrs, headers, body, content_type, time)
+        return _from_attributes(attrs, headers, body, content_type, fallback_time)
+    time = fallback_time or datetime.now(timezone.utc)
     return _foreign(attrs, headers, body, content_type, fallback_id, fallback_type, time, mapping)
 
 
 def is_structured(content_type: str | None) -> bool:
     """Whether the message is an envelope with the event inside."""
-    return content_type is not None and content_type.partition(";")[0].strip().lower() == STRUCTURED
+    if content_type is None or content_type == JSON:  # nearly all
+        return False
+    return content_type.partition(";")[0].strip().lower() == STRUCTURED
 
 
 def unwrap(event: Event, mapping: BodyMapping) -> tuple[Event, str]:
@@ -200,10 +209,14 @@ def unreadable(
 
 
 def _from_attributes(
-    attrs: Mapping[str, str], headers: Mapping[str, object], body: bytes, content_type: str | None, time: datetime
+    attrs: Mapping[str, str],
+    headers: Mapping[str, object],
+    body: bytes,
+    content_type: str | None,
+    fallback_time: datetime | None,
 ) -> Event:
     due = _instant(attrs.get(_PROCESS_AFTER))
-    created = _instant(attrs.get("time")) or time
+    created = _instant(attrs.get("time")) or fallback_time or datetime.now(timezone.utc)
     return Event.from_wire(
         attrs["id"],
         attrs["type"],
@@ -217,13 +230,13 @@ def _from_attributes(
         due or delay_header(headers, created),
         _instant(attrs.get(_EXPIRES_AT)),
         headers,
-        {name: text for name, text in attrs.items() if name not in KNOWN},
+        None if attrs.keys() <= KNOWN else {name: text for name, text in attrs.items() if name not in KNOWN},
     )
 
 
 def _from_structured(body: bytes, headers: Mapping[str, object], time: datetime | None) -> Event:
     attrs, data, content_type = unpack(from_json(body))
-    return _from_attributes(attrs, headers, data, content_type, time or datetime.now(timezone.utc))
+    return _from_attributes(attrs, headers, data, content_type, time)
 
 
 def unpack(envelope: object) -> tuple[dict[str, str], bytes, str | None]:

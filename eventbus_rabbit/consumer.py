@@ -185,10 +185,12 @@ class RabbitConsumer(Consumer):
         missing = False
         for position, (delivery, settlement) in enumerate(items):
             receipt = delivery.receipt
-            if not isinstance(receipt, Receipt) or not receipt.ours:
+            if not isinstance(receipt, Receipt):
                 continue
             if isinstance(settlement, Ack):
-                acked.append(position)
+                acked.append(position)  # its session knows whether it is still ours
+            elif not receipt.ours:
+                continue
             elif self._rejects(settlement, receipt):
                 rejected.append(position)
             else:

@@ -29,6 +29,7 @@ NACK: Final = b"\x00\x3c\x00\x78"
 FRAME: Final = struct.Struct(">BHI")
 _SETTLE: Final = struct.Struct(">BHIHHQBB")
 _CONTENT: Final = struct.Struct(">HHQ")
+_HEADER: Final = struct.Struct(">BHIHHQ")
 _TAG: Final = struct.Struct(">QB")
 
 
@@ -97,6 +98,21 @@ def read_confirm(payload: bytes) -> tuple[int, bool]:
     """Tag and multiple of a basic.ack or basic.nack from the broker."""
     tag, bits = _TAG.unpack_from(payload, 4)
     return tag, bool(bits & 1)
+
+
+def content_in(buffer: bytes, at: int, channel: int) -> tuple[int, int] | None:
+    """Where the header frame at `at` and its only body frame end; None unless both are here, one after the other."""
+    have = len(buffer)
+    if have - at < _HEADER.size:
+        return None
+    kind, number, size, _, _, body = _HEADER.unpack_from(buffer, at)
+    middle = at + size + OVERHEAD
+    if kind != HEADER or number != channel or have - middle < FRAME.size:
+        return None
+    if FRAME.unpack_from(buffer, middle) != (BODY, channel, body):
+        return None
+    end = middle + body + OVERHEAD
+    return (middle, int(end)) if end <= have else None
 
 
 def body_size(payload: bytes) -> int:

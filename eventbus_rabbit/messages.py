@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Final
 
 from eventbus import headers as reserved
@@ -139,8 +140,9 @@ def incoming(
     own: dict[str, object] = {}
     died = None
     for name, raw in given.headers.items():
-        if name.startswith("cloudEvents") and name[11:12] in (":", "_"):
-            attrs[name[12:]] = raw[5:].decode("utf-8", "replace") if raw[0] == 83 else _text(decode(raw))
+        attribute = _attribute(name)
+        if attribute is not None:
+            attrs[attribute] = raw[5:].decode("utf-8", "replace") if raw[0] == 83 else _text(decode(raw))
         elif name in _BROKERS:
             if name == "x-death":
                 died = raw
@@ -157,7 +159,7 @@ def incoming(
         if deaths > 0:
             history = _add_retries(history, deaths)
     moment = None if given.timestamp is None else _moment(given.timestamp)
-    content_type = _text(given.content_type) or None
+    content_type = wire.shared_text(given.content_type) or None
     id = _text(given.message_id)
     headers: Mapping[str, object] = own or NO_HEADERS
     if message.problem:
@@ -169,7 +171,7 @@ def incoming(
             message.body,
             content_type,
             fallback_id=id,
-            fallback_type=_text(given.type) or key,
+            fallback_type=wire.shared_text(given.type) or key,
             fallback_time=moment,
             mapping=mapping,
         )
@@ -178,6 +180,12 @@ def incoming(
     if event.correlation_id is None and given.correlation_id:
         event = event.rewritten(correlation_id=_text(given.correlation_id))
     return event, story, history, ""
+
+
+@lru_cache(maxsize=4096)
+def _attribute(name: str) -> str | None:
+    """The CloudEvents attribute that a header of this name holds."""
+    return name[12:] if name.startswith(("cloudEvents:", "cloudEvents_")) else None
 
 
 def rejects(message: Message, queue: str) -> int:
@@ -212,7 +220,9 @@ def _add_retries(history: History, deaths: int) -> History:
     return replace(history, retries=history.retries + deaths)
 
 
+@lru_cache(maxsize=1024)
 def _moment(number: int) -> datetime | None:
+    """A whole second, as those of many messages in a row."""
     found = decode(b"T" + number.to_bytes(8))
     return found if isinstance(found, datetime) else None
 

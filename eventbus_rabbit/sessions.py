@@ -94,9 +94,11 @@ class Session:
         RabbitMQ closes the channel at a tag it does not know, or takes for acknowledged what was to be rejected.
         """
         async with self._order:
-            mine = [receipt for receipt in acked if receipt.session is self and receipt.ours]
-            away = [receipt for receipt in rejected if receipt.session is self and receipt.ours]
-            if not (mine or away) or self.wire is None:
+            if self.wire is None or not self.alive:  # asked once: for each of many it would cost more than the rest
+                return set()
+            mine = [receipt for receipt in acked if receipt.session is self and receipt.message.tag in self.open]
+            away = [receipt for receipt in rejected if receipt.session is self and receipt.message.tag in self.open]
+            if not (mine or away):
                 return set()
             parts = []
             for receipt in away:  # before the acks: an ack "up to here" must not swallow them

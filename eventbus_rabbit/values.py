@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from decimal import Decimal
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final
 
 MAX_SHORT: Final = 255
@@ -166,28 +167,13 @@ def _time(number: int) -> datetime | int:
 
 
 class Properties:
-    """The properties of a message, as texts and raw values."""
+    """The properties of a message, as texts and raw values. What one does not have costs nothing to leave out."""
 
-    __slots__ = (
-        "app_id",
-        "content_encoding",
-        "content_type",
-        "correlation_id",
-        "headers",
-        "message_id",
-        "priority",
-        "reply_to",
-        "timestamp",
-        "type",
-        "user_id",
-    )
-
-    def __init__(self) -> None:
-        self.content_type = self.content_encoding = self.correlation_id = self.reply_to = b""
-        self.message_id = self.type = self.user_id = self.app_id = b""
-        self.headers: RawTable = {}
-        self.priority: int | None = None
-        self.timestamp: int | None = None
+    content_type = content_encoding = correlation_id = reply_to = b""
+    message_id = type = user_id = app_id = b""
+    headers: Mapping[str, bytes] = MappingProxyType({})
+    priority: int | None = None
+    timestamp: int | None = None
 
 
 def read_properties(data: bytes) -> Properties:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
@@ -26,6 +26,10 @@ from eventbus.cli.plan import Plan, describe_route, make
 from eventbus.durations import human
 from eventbus.listening import Address
 from eventbus.redaction import redact_url
+
+COLLECT_AFTER: Final = 20_000
+"""Objects more than before that set the collector to work. Python's 700 are a hundred deliveries in flight, which it
+would look through again and again; they go without it."""
 
 Flag = Annotated[bool, Parameter(negative=())]
 
@@ -147,6 +151,7 @@ async def _consume(plan: Plan, health: str | None, ready_fd: int | None, listen_
             await bus.provision(*plan.services)
             gc.collect()
             gc.freeze()  # what was loaded stays: the collector need not walk through all of it again and again
+            gc.set_threshold(COLLECT_AFTER)
             async with _listening(plan, listen_fd) as address:
                 fields = {"services": names, "url": redact_url(bus.url), "listen": address}
                 telemetry.log(logging.INFO, "started", fields)

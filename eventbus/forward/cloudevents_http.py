@@ -11,7 +11,7 @@ The first three carry `idempotency-key`, `traceparent`, `x-eventbus-*` and those
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
@@ -115,9 +115,9 @@ def _without_odd_extensions(event: Event) -> Event:
     return event if kept == event.extensions else event.rewritten(extensions=kept)
 
 
-def structured(event: Event, more: Mapping[str, int | bool]) -> bytes:
-    """The event as one JSON object, with some attributes more."""
-    return wire.to_structured(_without_odd_extensions(event), more)
+def structured(event: Event, more: str, taken: Container[str]) -> bytes:
+    """The event as one JSON object, with some members more, whose names are `taken`."""
+    return wire.to_structured(_without_odd_extensions(event), more, taken)
 
 
 def _content_type(event: Event) -> str | None:

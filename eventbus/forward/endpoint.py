@@ -228,9 +228,10 @@ class Endpoint:
         if breaker is None:
             return end, False
         nobody = last and isinstance(end, SendFailed) and not end.connected
+        before = breaker.epoch
         # Anything but 5xx shows an endpoint that is alive, however little it likes the event.
         breaker.record(isinstance(end, Answer) and end.status < 500, self._now(), epoch, trip=nobody)
-        if breaker.epoch != epoch:
+        if breaker.epoch != before:  # changed by this very call, not by one of those beside it
             self._report(breaker, end)
         if self._turns:
             self._let_in()

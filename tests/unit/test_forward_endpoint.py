@@ -475,6 +475,20 @@ async def test_the_state_is_told_in_logs_and_can_be_asked(caplog):
     assert Endpoint(URL, breaker=False).state.breaker == "off"
 
 
+async def test_many_calls_that_fail_at_once_open_the_breaker_once_in_the_logs(caplog):
+    """Calls that were under way when it opened say nothing of it again."""
+    gate = Gate()
+    endpoint = Endpoint(URL, sender=gate, now=Time())
+    calls = [asyncio.create_task(endpoint(delivery())) for _ in range(64)]
+    await turns()
+    assert len(gate.held) == 64
+    with caplog.at_level("INFO", "eventbus"):
+        for held in gate.held:
+            held.set_exception(REFUSED)
+        await asyncio.gather(*calls)
+    assert [record.event for record in caplog.records] == ["breaker_opened"]
+
+
 async def test_a_status_that_does_not_exist_is_no_answer():
     """Whatever a sender lets through."""
     outcome = await Endpoint(URL, sender=answering(999))(delivery())
