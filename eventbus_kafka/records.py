@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from eventbus import headers as reserved
@@ -25,6 +26,7 @@ ORIGIN: Final = "x-eventbus-origin"
 """On the copy of a message without an id: the topic, partition and offset it had first, which are its id."""
 EMBEDDED: Final = "x-eventbus-embedded"
 """On a dead letter whose body has a `dlq_metadata`: where that begins, and how long it is."""
+NO_STORY: Final[Mapping[str, object]] = MappingProxyType({})
 CONTENT_TYPE: Final = "content-type"
 _OURS: Final = frozenset({ORIGIN, EMBEDDED})
 _COMMON: Final = ("ce_id", "ce_type", "ce_source", "ce_time")
@@ -96,7 +98,7 @@ def size_of(record: Outgoing) -> int:
 
 def incoming(
     record: Record, mapping: BodyMapping, *, told: bool, letter: bool = False
-) -> tuple[Event, dict[str, object], str]:
+) -> tuple[Event, Mapping[str, object], str]:
     """The event in a record, the reserved headers it carries, and why it cannot be read (or "").
 
     `told`: the record is a copy of ours, and its reserved headers are true. On a shared topic they are a stranger's,
@@ -105,7 +107,7 @@ def incoming(
     if not told:
         event = _common(record)
         if event is not None:
-            return event, {}, ""
+            return event, NO_STORY, ""
     attrs: dict[str, str] = {}
     story: dict[str, object] = {}
     own: dict[str, object] = {}
@@ -148,7 +150,7 @@ def incoming(
 def _common(record: Record) -> Event | None:
     """What nearly every message looks like, without a detour."""
     headers = record.headers
-    if len(headers) != 6:
+    if len(headers) != 6 or record.key is not None:
         return None
     first, (second, id), (third, type), (fourth, source), (fifth, time), last = headers
     if first != _VERSION or last != _LAST or (second, third, fourth, fifth) != _COMMON:

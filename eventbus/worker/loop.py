@@ -264,6 +264,7 @@ class Worker:
                         delivery.history = replace(delivery.history, crashes=crashes)
                 self._admit(deliveries, now)
                 self._kick()
+                await asyncio.sleep(0)  # what has come is begun before there is more: fewer objects live at a time
 
     async def _unseen(self, deliveries: Sequence[Delivery], completed: Completed) -> list[Delivery]:
         """Those that were not completed before; the others are acknowledged, or wait for their twin to be done."""
