@@ -19,12 +19,13 @@ LARGEST_LEAD: Final = 512
 Measured: 256 costs half of the rate in commits; with 4096 a frozen consumer left more than minutes of suspects."""
 GROWTH: Final = 16
 """A backlog waits for one commit until the lead is at its largest; smaller steps cost it a tenth of a second."""
-LARGEST_BUFFER: Final = 256
+LARGEST_BUFFER: Final = 384
 SMALLEST_BUFFER: Final = 32
-MOST_BUFFERED: Final = 1536
+MOST_BUFFERED: Final = 4608
 """Records that all lanes of a consumer keep ready together, as long as none has less than the smallest buffer.
 
-Few: what is not a record yet are bytes, which no garbage collection walks through; that was a quarter of all CPU."""
+Few: what is not a record yet are bytes, which no garbage collection walks through. Enough to live on until the next
+have come: they are fetched when the last of these are taken."""
 LEAST_BYTES: Final = 1024 * 1024
 MOST_BYTES: Final = 64 * 1024 * 1024
 MOST_OPEN: Final = 50_000
@@ -101,8 +102,9 @@ class Lane:
 
     @property
     def roomy(self) -> bool:
-        """Whether to fetch again: not before a good part is used up, or there would be no end of pausing."""
-        few = len(self.buffer) <= self.limit // 4 and self._bytes <= self.most_bytes // 4
+        """Whether to feed it again: a paused one when a good part is used up, or there would be no end of pausing."""
+        part = 4 if self.paused else 2
+        few = len(self.buffer) <= self.limit // part and self._bytes <= self.most_bytes // part
         return few and not self._crowded(MOST_OPEN // 2)
 
     def _crowded(self, most: int) -> bool:

@@ -17,7 +17,7 @@ from eventbus import wire
 from eventbus.adapter import BodyMapping, Parked
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import InvalidEvent, Undecodable
-from eventbus.event import JSON, NO_HEADERS, Event
+from eventbus.event import BINARY, JSON, NO_HEADERS, Event
 from eventbus.settlement import HeaderDelta
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -33,7 +33,9 @@ _COMMON: Final = ("ce_id", "ce_type", "ce_source", "ce_time")
 _VERSION: Final = ("ce_specversion", wire.SPEC_VERSION.encode())
 _from_iso: Final = datetime.fromisoformat
 _shared: Final = wire.shared_text
-_LAST: Final = (CONTENT_TYPE, JSON.encode())
+_KEY: Final = "ce_partitionkey"
+_PLAIN: Final[dict[bytes | None, str]] = {JSON.encode(): JSON, BINARY.encode(): BINARY}
+"""Content types of which one knows without looking that the body is no envelope."""
 
 
 class Record(Protocol):
@@ -148,23 +150,30 @@ def incoming(
 
 
 def _common(record: Record) -> Event | None:
-    """What nearly every message looks like, without a detour."""
-    headers = record.headers
-    if len(headers) != 6 or record.key is not None:
+    """What nearly every message of ours looks like, with a key or without, and no detour."""
+    key = None
+    if len(record.headers) == 6:
+        first, (second, id), (third, type), (fourth, source), (fifth, time), (last, kind) = record.headers
+        if record.key is not None:
+            return None
+    elif len(record.headers) == 7:
+        first, (second, id), (third, type), (fourth, source), (fifth, time), (named, key), (last, kind) = record.headers
+        if named != _KEY or not key:
+            return None
+    else:
         return None
-    first, (second, id), (third, type), (fourth, source), (fifth, time), last = headers
-    if first != _VERSION or last != _LAST or (second, third, fourth, fifth) != _COMMON:
+    if first != _VERSION or last != CONTENT_TYPE or (second, third, fourth, fifth) != _COMMON:
         return None
-    if not (id and type and time) or source is None:
+    if not (id and type and time) or source is None or kind not in _PLAIN:
         return None
     try:
         moment = _from_iso(time.decode())
         if moment.tzinfo is None:
             return None
-        text = id.decode()
+        text, key_ = id.decode(), None if key is None else key.decode()
     except ValueError:
         return None
-    return Event.from_wire(text, _shared(type), _shared(source), moment, record.value or b"", JSON)
+    return Event.from_wire(text, _shared(type), _shared(source), moment, record.value or b"", _PLAIN[kind], key_)
 
 
 def address(record: Record) -> str:

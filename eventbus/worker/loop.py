@@ -231,10 +231,8 @@ class Worker:
     async def _receive(self) -> None:
         failures = 0
         while not self._stopping.is_set():
-            room = self._prefetch - self._held if self._held_bytes < MAX_HELD_BYTES else 0
-            # Half at a time: while that half is handled and settled, the broker gets the other half ready.
-            room = min(room, max(1, self._prefetch // 2))
-            if room <= 0 or (room < self._prefetch // 8 and self._ready()):
+            room = self._free()
+            if room <= 0:
                 await self._wait_for_room()
                 continue
             try:
@@ -300,8 +298,13 @@ class Worker:
         task.add_done_callback(self._holding.discard)
         task.add_done_callback(self._on_helper_end)
 
-    def _ready(self) -> bool:
-        return any(runner.lane.ready for runner in self._runners.values())
+    def _free(self) -> int:
+        """How many to receive now; none as long as there is much to do, and room for a few only."""
+        room = self._prefetch - self._held if self._held_bytes < MAX_HELD_BYTES else 0
+        if room < self._prefetch // 8 and any(runner.lane.ready for runner in self._runners.values()):
+            return 0
+        # Half at a time: while that half is handled and settled, the broker gets the other half ready.
+        return min(room, max(1, self._prefetch // 2))
 
     async def _wait_for_room(self) -> None:
         """Wait until something is settled; a route that no longer keeps up gives its surplus away meanwhile."""
@@ -652,7 +655,8 @@ class Worker:
         self._held_bytes -= sum([len(delivery.event.body) for delivery in deliveries])
         if self._lonely is not None and self._lonely in deliveries:
             self._answered.set()
-        self._room.set()
+        if not self._room.is_set() and self._free() > 0:
+            self._room.set()
 
     def _on_lost(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """The adapter says that these were taken away: those not started are not started any more."""
