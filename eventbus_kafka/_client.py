@@ -46,7 +46,7 @@ FEWEST_TOGETHER: Final = 64
 LONG_POLL: Final = 100
 """Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
 FETCHED_TOGETHER: Final = 256 * 1024
-"""Bytes of a partition that come at once, and stay bytes until a lane has room. A larger record comes alone."""
+"""Bytes of a partition that come at once; as objects they take several times as much. A larger record comes alone."""
 METADATA_AGE: Final = 10_000
 """Milliseconds until new partitions and leaders are noticed without an error."""
 LEADERLESS: Final = 3.0
