@@ -6,6 +6,7 @@ import asyncio
 
 from benchmarks.measure import DATA, Figure, measured
 from eventbus import Bus, Event, Service
+from eventbus.worker import Worker as Worker  # a bus that consumes imports it then; its peers are imported as a whole
 
 
 def counted(service: Service, number: int) -> asyncio.Event:

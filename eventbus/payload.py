@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from eventbus.batch import Batch
 from eventbus.errors import ConfigError, InvalidPayload, Undecodable
@@ -26,6 +27,14 @@ class Signature:
 
     arguments: tuple[Decode | None, ...]
     is_async: bool
+
+    @property
+    def read(self) -> Callable[[Delivery], Sequence[object]]:
+        """A function from a delivery to all arguments; None stands for the Batch, which is not its own."""
+        arguments = self.arguments
+        if len(arguments) == 1 and (only := arguments[0]) is not None:
+            return lambda delivery: (only(delivery),)  # by far the most
+        return lambda delivery: [decode(delivery) if decode else None for decode in arguments]
 
 
 def read_handler(function: Callable[..., object], names: Mapping[str, object]) -> Signature:
@@ -60,7 +69,7 @@ def decoder(annotation: object) -> Decode:
     if annotation is Delivery:
         return lambda delivery: delivery
     if annotation is Event or annotation is inspect.Parameter.empty:
-        return lambda delivery: delivery.event
+        return attrgetter("event")
     if annotation is bytes:
         return lambda delivery: delivery.event.body
     if annotation is str:

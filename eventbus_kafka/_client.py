@@ -641,11 +641,13 @@ class GroupConsumer:
         """Read these topics from now on; partitions move."""
         self._consumer.subscribe(list(topics), listener=self._listener)
 
-    async def poll(self, timeout: float, partitions: Iterable[TP] = ()) -> Mapping[TP, Sequence[Record]]:
+    async def poll(self, timeout: float, most: int, partitions: Iterable[TP] = ()) -> Mapping[TP, Sequence[Record]]:
         """What was fetched, of all partitions or of some. Never cancelled: aiokafka's idle clock would stay wrong."""
         some = [TopicPartition(*tp) for tp in partitions]
         with translated(self._client.where):
-            found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(*some, timeout_ms=round(timeout * 1000))
+            found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(
+                *some, timeout_ms=round(timeout * 1000), max_records=most
+            )
         return found
 
     def check(self) -> None:

@@ -19,10 +19,13 @@ LARGEST_LEAD: Final = 512
 Measured: 256 costs half of the rate in commits; with 4096 a frozen consumer left more than minutes of suspects."""
 GROWTH: Final = 16
 """A backlog waits for one commit until the lead is at its largest; smaller steps cost it a tenth of a second."""
-LARGEST_BUFFER: Final = 1024
+LARGEST_BUFFER: Final = 384
 SMALLEST_BUFFER: Final = 32
-MOST_BUFFERED: Final = 8192
-"""Records that all lanes of a consumer keep ready together, as long as none has less than the smallest buffer."""
+MOST_BUFFERED: Final = 4608
+"""Records that all lanes of a consumer keep ready together, as long as none has less than the smallest buffer.
+
+Few: what is not a record yet are bytes, which no garbage collection walks through. Enough to live on until the next
+have come: they are fetched when the last of these are taken."""
 LEAST_BYTES: Final = 1024 * 1024
 MOST_BYTES: Final = 64 * 1024 * 1024
 MOST_OPEN: Final = 50_000
@@ -38,8 +41,8 @@ class Lane:
     """
 
     __slots__ = (
-        "_bytes", "_given", "_legacy", "_legacy_end", "buffer", "dirty", "fenced", "full_since", "held", "lead",
-        "ledger", "limit", "marked", "most_bytes", "notes", "paused", "said", "tier", "tp", "wanting", "words",
+        "_bytes", "_given", "_legacy", "buffer", "dirty", "fenced", "full_since", "held", "lead", "ledger",
+        "legacy_end", "limit", "marked", "most_bytes", "notes", "paused", "said", "tier", "tp", "wanting", "words",
     )  # fmt: skip
 
     def __init__(self, tp: tuple[str, int], start: int, legacy: Legacy, *, tier: int | None) -> None:
@@ -52,7 +55,8 @@ class Lane:
         self.notes: dict[int, Note] = {offset: dict(note) for offset, note in legacy.notes.items()}
         self.words = self.said = 0
         """How many notes were taken, and how many of those stand in a commit."""
-        self._legacy, self._legacy_end = legacy, legacy.end
+        self._legacy, self.legacy_end = legacy, legacy.end
+        """What was said of the partition before it was ours, and up to where."""
         self.marked = start
         """Up to here, a commit says, messages may have been started."""
         self.lead = SMALLEST_LEAD
@@ -67,8 +71,7 @@ class Lane:
 
     def share(self, lanes: int) -> None:
         """Keep ready no more than what is due to one of so many lanes."""
-        records = max(SMALLEST_BUFFER, min(LARGEST_BUFFER, MOST_BUFFERED // lanes))
-        self.limit = records // 8 if self.tier else records
+        self.limit = max(SMALLEST_BUFFER, min(LARGEST_BUFFER, MOST_BUFFERED // lanes))
         self.most_bytes = max(LEAST_BYTES, MOST_BYTES // lanes)
 
     # --- fetched ---------------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ class Lane:
     def feed(self, records: Sequence[Record]) -> None:
         """Records were fetched; those that are finished already are not given out again."""
         self.ledger.see([record.offset for record in records])
-        if records[0].offset < self._legacy_end:
+        if records[0].offset < self.legacy_end:
             finished = self._legacy.finished
             for record in records:
                 if offsets.contains(finished, record.offset):
@@ -99,8 +102,9 @@ class Lane:
 
     @property
     def roomy(self) -> bool:
-        """Whether to fetch again: not before a good part is used up, or there would be no end of pausing."""
-        few = len(self.buffer) <= self.limit // 4 and self._bytes <= self.most_bytes // 4
+        """Whether to feed it again: a paused one when a good part is used up, or there would be no end of pausing."""
+        part = 4 if self.paused else 2
+        few = len(self.buffer) <= self.limit // part and self._bytes <= self.most_bytes // part
         return few and not self._crowded(MOST_OPEN // 2)
 
     def _crowded(self, most: int) -> bool:
@@ -129,7 +133,7 @@ class Lane:
 
     def is_suspect(self, offset: int) -> bool:
         """Whether the one who had the partition before us may have started it."""
-        return offset < self._legacy_end and offsets.contains(self._legacy.suspects, offset)
+        return offsets.contains(self._legacy.suspects, offset)
 
     def note(self, offset: int, delta: HeaderDelta) -> None:
         """Say this of a message with every commit from now on. Raises NoRoom, and then nothing has changed."""
@@ -142,7 +146,8 @@ class Lane:
     def finish(self, offset: int) -> None:
         """It is done with: acknowledged, or its copy stands elsewhere."""
         self.held.pop(offset, None)
-        if self.notes.pop(offset, None) is not None:
+        if offset in self.notes:
+            del self.notes[offset]
             self.words += 1
         self.ledger.finish(offset)
         self.dirty = True
@@ -172,10 +177,10 @@ class Lane:
         suspects = [(upcoming, mark)]
         if held and self.held:
             suspects += [(offset, offset + 1) for offset in self.held]
-        if at < self._legacy_end:
+        if at < self.legacy_end:
             suspects += self._legacy.suspects_from(at)
         finished = self.ledger.finished()
-        if self.ledger.position < self._legacy_end:
+        if self.ledger.position < self.legacy_end:
             finished += self._legacy.finished_from(self.ledger.position)
         notes = self.notes if held else self._notes_of_the_living()
         return at, offsets.encode(at, offsets.merged(suspects), finished, notes, owner), mark

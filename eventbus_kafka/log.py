@@ -38,7 +38,11 @@ PATIENCE: Final = 0.5
 POLL: Final = 0.1
 """How long one poll waits; a poll is never cancelled, so it is short."""
 SHORTLY: Final = 0.01
-"""The same while a lane is full, and may have room at any moment."""
+"""How long to wait for a full lane to have room while others could be fed."""
+AT_ONCE: Final = 128
+"""Messages that are given out together: their objects are gone again before the garbage collector looks at them."""
+FEW: Final = 32
+"""Of those so many of one partition, before the next has its turn."""
 LOOK_AGAIN: Final = 30.0
 """Seconds between two looks at which topics there are."""
 SETTLE_DOWN: Final = 5.0
@@ -157,17 +161,16 @@ class LogConsumer(Consumer, Moving):
                 if self._todo is not None:
                     await self._take_over(self._todo)
                 assert self._member is not None
-                batches = await self._poll()
-                if not batches:
+                came = await self._poll()
+                if not came:
                     self._member.check()
                 if not self._moving:
-                    self._feed(batches)
                     await self._pass_gaps()
                 await self._look_for_topics()
                 if self._failure is not None and not self._moving:
                     now = asyncio.get_running_loop().time()
                     calm_since = calm_since or now
-                    if batches or now - calm_since > CALM:
+                    if came or now - calm_since > CALM:
                         self._failure, failures = None, 0
             except Fenced:
                 await asyncio.sleep(BACKOFF[0])  # the group moves on: there is news soon
@@ -190,31 +193,39 @@ class LogConsumer(Consumer, Moving):
                 failures += 1
                 await self._rejoin()
 
-    async def _poll(self) -> Mapping[TP, Sequence[Record]]:
-        """What was fetched, of all lanes but those that are full.
+    async def _poll(self) -> bool:
+        """Feed the lanes that have room, a slice each; whether anything came.
 
-        What a full lane does not take stays with the fetcher, at no cost, but there it holds up the other partitions
-        of its node; so one that stays full is paused, which throws away what was fetched ahead.
+        What they do not take stays with the fetcher, as bytes, at no cost, but there it holds up the other partitions
+        of its node; so a lane that stays full is paused, which throws away what was fetched ahead.
         """
         member = self._member
         assert member is not None
         full = [lane for lane in self._order if lane.full]
-        if not full:
-            return await member.poll(POLL)
+        hungry = [lane.tp for lane in self._order if not lane.full]
         now = asyncio.get_running_loop().time()
         for lane in full:
             lane.full_since = lane.full_since or now
             if not lane.paused and (lane.tier or now - lane.full_since > PATIENCE):
                 lane.paused = True
                 member.pause(lane.tp)
-        hungry = [lane.tp for lane in self._order if not lane.full]
-        if hungry:
-            return await member.poll(POLL if all(lane.paused for lane in full) else SHORTLY, hungry)
-        self._roomy.clear()
-        await _wait(self._roomy, POLL)
-        return {}
+        came, timeout = False, POLL if all(lane.paused for lane in full) else 0.0
+        while hungry or not full:
+            batches = await member.poll(timeout, AT_ONCE, hungry)
+            self._feed(batches)
+            came = came or bool(batches)
+            if sum(map(len, batches.values())) < AT_ONCE:
+                break
+            hungry, timeout = [tp for tp in hungry if tp not in batches], 0.0
+        if full and not came:
+            self._roomy.clear()
+            await _wait(self._roomy, SHORTLY if hungry else POLL)
+        return came
 
     def _feed(self, batches: Mapping[TP, Sequence[Record]]) -> None:
+        """Give the lanes what was fetched. While the group moves nobody knows yet whose it is: it is fetched again."""
+        if self._moving:
+            return
         for tp, records in batches.items():
             lane = self.lanes.get(tp)
             if lane is None or not records:
@@ -389,7 +400,7 @@ class LogConsumer(Consumer, Moving):
             if self._bug is not None:
                 raise self._bug
             self._arrived.clear()
-            found = await self._take(limit)
+            found = await self._take(min(limit, AT_ONCE))
             if self._failure is not None and not found:
                 raise self._failure.with_traceback(None)
             now = loop.time()
@@ -403,12 +414,12 @@ class LogConsumer(Consumer, Moving):
             return []
         found: list[Delivery] = []
         lanes = self._order
-        share = max(1, limit // len(lanes)) if lanes else 0
+        share = max(FEW, limit // len(lanes)) if lanes else 0
         for most in (share, limit):
             for lane in lanes:
                 if lane.buffer and len(found) < limit:
-                    for record in lane.take(min(most, limit - len(found), self._due(lane))):
-                        found.append(self._deliver(lane, record))
+                    taken = lane.take(min(most, limit - len(found), self._due(lane)))
+                    found += [self._deliver(lane, record) for record in taken]
                     if lane.wanting:
                         self._commit_soon.set()
                     if lane.full_since and lane.roomy:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from eventbus import headers as reserved
@@ -16,7 +17,7 @@ from eventbus import wire
 from eventbus.adapter import BodyMapping, Parked
 from eventbus.deadletter import DeadLetter
 from eventbus.errors import InvalidEvent, Undecodable
-from eventbus.event import JSON, NO_HEADERS, Event
+from eventbus.event import BINARY, JSON, NO_HEADERS, Event
 from eventbus.settlement import HeaderDelta
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -25,13 +26,16 @@ ORIGIN: Final = "x-eventbus-origin"
 """On the copy of a message without an id: the topic, partition and offset it had first, which are its id."""
 EMBEDDED: Final = "x-eventbus-embedded"
 """On a dead letter whose body has a `dlq_metadata`: where that begins, and how long it is."""
+NO_STORY: Final[Mapping[str, object]] = MappingProxyType({})
 CONTENT_TYPE: Final = "content-type"
 _OURS: Final = frozenset({ORIGIN, EMBEDDED})
 _COMMON: Final = ("ce_id", "ce_type", "ce_source", "ce_time")
 _VERSION: Final = ("ce_specversion", wire.SPEC_VERSION.encode())
 _from_iso: Final = datetime.fromisoformat
 _shared: Final = wire.shared_text
-_LAST: Final = (CONTENT_TYPE, JSON.encode())
+_KEY: Final = "ce_partitionkey"
+_PLAIN: Final[dict[bytes | None, str]] = {JSON.encode(): JSON, BINARY.encode(): BINARY}
+"""Content types of which one knows without looking that the body is no envelope."""
 
 
 class Record(Protocol):
@@ -96,7 +100,7 @@ def size_of(record: Outgoing) -> int:
 
 def incoming(
     record: Record, mapping: BodyMapping, *, told: bool, letter: bool = False
-) -> tuple[Event, dict[str, object], str]:
+) -> tuple[Event, Mapping[str, object], str]:
     """The event in a record, the reserved headers it carries, and why it cannot be read (or "").
 
     `told`: the record is a copy of ours, and its reserved headers are true. On a shared topic they are a stranger's,
@@ -105,7 +109,7 @@ def incoming(
     if not told:
         event = _common(record)
         if event is not None:
-            return event, {}, ""
+            return event, NO_STORY, ""
     attrs: dict[str, str] = {}
     story: dict[str, object] = {}
     own: dict[str, object] = {}
@@ -146,23 +150,30 @@ def incoming(
 
 
 def _common(record: Record) -> Event | None:
-    """What nearly every message looks like, without a detour."""
-    headers = record.headers
-    if len(headers) != 6:
+    """What nearly every message of ours looks like, with a key or without, and no detour."""
+    key = None
+    if len(record.headers) == 6:
+        first, (second, id), (third, type), (fourth, source), (fifth, time), (last, kind) = record.headers
+        if record.key is not None:
+            return None
+    elif len(record.headers) == 7:
+        first, (second, id), (third, type), (fourth, source), (fifth, time), (named, key), (last, kind) = record.headers
+        if named != _KEY or not key:
+            return None
+    else:
         return None
-    first, (second, id), (third, type), (fourth, source), (fifth, time), last = headers
-    if first != _VERSION or last != _LAST or (second, third, fourth, fifth) != _COMMON:
+    if first != _VERSION or last != CONTENT_TYPE or (second, third, fourth, fifth) != _COMMON:
         return None
-    if not (id and type and time) or source is None:
+    if not (id and type and time) or source is None or kind not in _PLAIN:
         return None
     try:
         moment = _from_iso(time.decode())
         if moment.tzinfo is None:
             return None
-        text = id.decode()
+        text, key_ = id.decode(), None if key is None else key.decode()
     except ValueError:
         return None
-    return Event.from_wire(text, _shared(type), _shared(source), moment, record.value or b"", JSON)
+    return Event.from_wire(text, _shared(type), _shared(source), moment, record.value or b"", _PLAIN[kind], key_)
 
 
 def address(record: Record) -> str:

@@ -31,6 +31,7 @@ class WorkConsumer(LogConsumer):
     def __init__(self, adapter: KafkaAdapter, subscription: Subscription, names: Names) -> None:
         super().__init__(adapter, subscription, names, names.group)
         self.queue = f"{names.main}/{names.group}"
+        self._service, self._mapping = subscription.service, subscription.mapping
 
     async def _wanted_topics(self) -> list[str]:
         names = self._names
@@ -48,16 +49,16 @@ class WorkConsumer(LogConsumer):
     def _deliver(self, lane: Lane, record: Record) -> Delivery:
         told = lane.tier is not None
         offset = record.offset
-        event, story, problem = records.incoming(record, self._subscription.mapping, told=told)
-        if lane.notes:
-            story |= lane.notes.get(offset, {})
+        event, story, problem = records.incoming(record, self._mapping, told=told)
+        if offset in lane.notes:
+            story = {**story, **lane.notes[offset]}
         delivery = Delivery(
             event,
-            self._subscription.service,
+            self._service,
             self.queue,
             (lane, record),
             headers.read_history(story) if story else FRESH,
-            lane.is_suspect(offset),
+            offset < lane.legacy_end and lane.is_suspect(offset),
             False,
             problem,
             record.timestamp / 1000,

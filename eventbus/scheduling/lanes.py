@@ -41,6 +41,10 @@ class Lane(Generic[Item]):
         self.in_hand += 1
         return self.ready.popleft()[1]
 
+    def following(self) -> Item | None:
+        """The next item for one that has just ended, in its place."""
+        return self.ready.popleft()[1] if self.ready else None
+
     def batches(self, size: int, window: float, now: float) -> int:
         """How many batches could start now: full ones, and one that has waited long enough."""
         full, rest = divmod(len(self.ready), size)

@@ -94,16 +94,20 @@ class ShapedLane(Generic[Item]):
 
     def take(self) -> Item | None:
         """The next item to handle; None when nothing is ready, the lane is full, or a rate says not yet."""
-        if self.running >= self.limit or not len(self.ready):
+        if self.running >= self.limit:
             return None
-        now = self._now()
-        if not self._open(now):
-            return None
-        item = self._next(now)
+        item = self.following()
         if item is not None:
             self.running += 1
             self.in_hand += 1
         return item
+
+    def following(self) -> Item | None:
+        """The next item for one that has just ended, in its place."""
+        if not len(self.ready):
+            return None
+        now = self._now()
+        return self._next(now) if self._open(now) else None
 
     def _open(self, now: float) -> bool:
         """Whether the rates for all let something through."""

@@ -6,8 +6,8 @@ import asyncio
 import contextvars
 import math
 import types
-from collections.abc import Callable, Coroutine, Generator
-from typing import Final
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final
 
 from eventbus.status import Outcome
 
@@ -100,17 +100,6 @@ class Deadlines:
             self._arm(following)
 
 
-class Paused:
-    """A handler that waits for something: its coroutine, in a context of its own, and what it waits for."""
-
-    __slots__ = ("coroutine", "run", "waiting_for")
-
-    def __init__(self, coroutine: Coroutine[object, object, object], run: Callable[..., object], what: object) -> None:
-        self.coroutine = coroutine
-        self.run = run
-        self.waiting_for = what
-
-
 class Returned:
     """A handler that has ended, with what it returned."""
 
@@ -123,41 +112,82 @@ class Returned:
 NOTHING: Final = Returned(None)
 
 
-def begin(coroutine: Coroutine[object, object, object]) -> Returned | Paused:
-    """Run a coroutine up to its first wait, in a copy of the context, without the price of a task.
+class Line:
+    """Calls one coroutine handler after the other, each in a context of its own, without the price of a task.
 
     Workers are reused for message after message; what a handler puts into a context variable (a logger's fields,
     a tracing span) must not show up in the next one.
     """
-    run = contextvars.copy_context().run
-    try:
-        waiting_for = run(coroutine.send, None)
-    except StopIteration as end:
-        return NOTHING if end.value is None else Returned(end.value)
-    except GeneratorExit as error:
-        raise Aborted(error) from error
-    return Paused(coroutine, run, waiting_for)
+
+    __slots__ = ("_generator", "_run", "_waiting_for")
+
+    def __init__(self) -> None:
+        self._run: Callable[..., object] = contextvars.copy_context().run
+        self._waiting_for: object = None
+        self._renew()
+
+    def _renew(self) -> None:
+        self._generator = _one_by_one()
+        next(self._generator)
+
+    def begin(self, call: Callable[..., object], arguments: Sequence[object]) -> Returned | Line:
+        """Call a handler and run it up to its first wait. The line itself is the answer if there is one: see `rest`.
+
+        Raises what the handler raises; Aborted for what is no Exception and was not meant for us.
+        """
+        run = contextvars.copy_context().run
+        try:
+            answer = run(self._generator.send, call(*arguments))
+        except BaseException as error:
+            self._renew()
+            if isinstance(error, (Exception, KeyboardInterrupt)) or _our_own_end(error):
+                raise
+            raise Aborted(error) from error
+        if type(answer) is Returned:
+            return answer
+        self._run, self._waiting_for = run, answer
+        return self
+
+    @types.coroutine
+    def rest(self) -> Generator[object, object, object]:
+        """Await what is left of the handler that has begun, still in its own context."""
+        generator, run, waiting_for = self._generator, self._run, self._waiting_for
+        try:
+            while type(waiting_for) is not Returned:
+                try:
+                    answer = yield waiting_for
+                except GeneratorExit:
+                    run(generator.close)
+                    raise
+                except BaseException as error:  # noqa: BLE001 - cancellation too belongs into the handler
+                    step: Callable[..., object] = generator.throw
+                    answer = error
+                else:
+                    step = generator.send
+                try:
+                    waiting_for = run(step, answer)
+                except GeneratorExit as error:
+                    raise Aborted(error) from error  # raised by the handler itself; ours comes by the yield above
+        except BaseException:
+            self._renew()
+            raise
+        return waiting_for.value
 
 
 @types.coroutine
-def rest_of(paused: Paused) -> Generator[object, object, object]:
-    """Await what is left of a coroutine that has begun, still in its own context."""
-    coroutine, run = paused.coroutine, paused.run
-    waiting_for = paused.waiting_for
+def _one_by_one() -> Generator[object, Any, None]:
+    """Run each coroutine that is sent in; yields what it waits for, and in the end what it has Returned.
+
+    Whoever drives a coroutine by hand learns of its end by an exception, which costs more than all the rest of a quick
+    handler; whoever delegates to it does not.
+    """
+    ended: Returned | None = None
     while True:
-        try:
-            answer = yield waiting_for
-        except GeneratorExit:
-            run(coroutine.close)
-            raise
-        except BaseException as error:  # noqa: BLE001 - cancellation too belongs into the handler
-            step: Callable[..., object] = coroutine.throw
-            answer = error
-        else:
-            step = coroutine.send
-        try:
-            waiting_for = run(step, answer)
-        except StopIteration as end:
-            return end.value
-        except GeneratorExit as error:
-            raise Aborted(error) from error  # raised by the handler itself; ours comes by the yield above
+        coroutine = yield ended
+        value = yield from coroutine
+        ended = NOTHING if value is None else Returned(value)
+
+
+def _our_own_end(error: BaseException) -> bool:
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

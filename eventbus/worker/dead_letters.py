@@ -171,8 +171,8 @@ class DeadLetterWorker:
         for delivery in deliveries:
             self._settler.add(delivery, settlement)
 
-    def _settled(self, results: Sequence[tuple[Item, Settled]]) -> None:
-        self.busy -= len(results)
+    def _settled(self, items: Sequence[Item], answers: Sequence[Settled]) -> None:
+        self.busy -= len(items)
 
     def _letter(self, delivery: Delivery) -> DeadLetter:
         story = {name: value for name, value in delivery.event.headers.items() if headers.is_reserved(name)}

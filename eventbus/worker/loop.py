@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -231,10 +231,8 @@ class Worker:
     async def _receive(self) -> None:
         failures = 0
         while not self._stopping.is_set():
-            room = self._prefetch - self._held if self._held_bytes < MAX_HELD_BYTES else 0
-            # Half at a time: while that half is handled and settled, the broker gets the other half ready.
-            room = min(room, max(1, self._prefetch // 2))
-            if room <= 0 or (room < self._prefetch // 8 and self._ready()):
+            room = self._free()
+            if room <= 0:
                 await self._wait_for_room()
                 continue
             try:
@@ -262,8 +260,9 @@ class Worker:
                     if delivery.noted:  # its note came with it; the history shall be that of before this call
                         crashes = max(0, delivery.history.crashes - 1)
                         delivery.history = replace(delivery.history, crashes=crashes)
-                    self._admit_safely(delivery, now)
+                self._admit(deliveries, now)
                 self._kick()
+                await asyncio.sleep(0)  # what has come is begun before there is more: fewer objects live at a time
 
     async def _unseen(self, deliveries: Sequence[Delivery], completed: Completed) -> list[Delivery]:
         """Those that were not completed before; the others are acknowledged, or wait for their twin to be done."""
@@ -288,8 +287,7 @@ class Worker:
             await self._clock.wait(self._stopping, self._twins_asked)
             twins, self._twins = self._twins, []
             now = self._clock.now()
-            for delivery in await self._unseen(twins, completed):
-                self._admit_safely(delivery, now)
+            self._admit(await self._unseen(twins, completed), now)
             self._kick()
         self._twins_asked = None
 
@@ -300,8 +298,13 @@ class Worker:
         task.add_done_callback(self._holding.discard)
         task.add_done_callback(self._on_helper_end)
 
-    def _ready(self) -> bool:
-        return any(runner.lane.ready for runner in self._runners.values())
+    def _free(self) -> int:
+        """How many to receive now; none as long as there is much to do, and room for a few only."""
+        room = self._prefetch - self._held if self._held_bytes < MAX_HELD_BYTES else 0
+        if room < self._prefetch // 8 and any(runner.lane.ready for runner in self._runners.values()):
+            return 0
+        # Half at a time: while that half is handled and settled, the broker gets the other half ready.
+        return min(room, max(1, self._prefetch // 2))
 
     async def _wait_for_room(self) -> None:
         """Wait until something is settled; a route that no longer keeps up gives its surplus away meanwhile."""
@@ -315,46 +318,50 @@ class Worker:
 
     # --- admit -----------------------------------------------------------------------------------------------
 
-    def _admit_safely(self, delivery: Delivery, now: float) -> None:
-        """Admit a delivery; one that breaks our own code is parked, or it would stop the worker at every restart."""
-        try:
-            self._admit(delivery, now)
-        except Exception as error:  # noqa: BLE001 - see above
-            telemetry.log(logging.ERROR, "admission_failed", telemetry.about(delivery), exc_info=error)
-            self._park(delivery, Outcome(error=error, code="undecodable"), "undecodable", now)
+    def _admit(self, deliveries: Iterable[Delivery], now: float) -> None:
+        """Find each delivery its place; one that breaks our code is parked, or it would stop us at every restart."""
+        for delivery in deliveries:
+            try:
+                runner = self._runner_for(delivery, now)
+                if runner is not None:
+                    runner.lane.push(delivery, now)
+            except Exception as error:  # noqa: BLE001 - see above
+                telemetry.log(logging.ERROR, "admission_failed", telemetry.about(delivery), exc_info=error)
+                self._park(delivery, Outcome(error=error, code="undecodable"), "undecodable", now)
 
-    def _admit(self, delivery: Delivery, now: float) -> None:
-        """Find the delivery's place: its lane, the waiting room, the suspects, or straight to a settlement."""
+    def _runner_for(self, delivery: Delivery, now: float) -> Runner | None:
+        """Who may handle it now; None if its place is in the waiting room, among the suspects, or it is settled."""
         event = delivery.event
         if delivery.problem:
             self._park(delivery, Outcome(reason=delivery.problem, code="undecodable"), "undecodable", now)
-            return
+            return None
         route = self.service.route(event.type)
         if route is None:
             self._unrouted(delivery, now)
-            return
-        delivery.max_attempts = route.policy.max_attempts
+            return None
+        runner = self._runners.get(id(route)) or self._runner(route)
+        delivery.max_attempts = runner.max_attempts
         if event.expires_at is not None and event.expires_at.timestamp() <= now:
             self._expire(delivery, now)
-            return
+            return None
         if delivery.history is not FRESH or event.process_after is not None:
             due_at = delivery.history.due_at
             after = 0.0 if event.process_after is None else event.process_after.timestamp()
             # An event for later takes its place in the order of its key when its time comes, a retry keeps its own.
             if max(due_at, after) > now and (after > now or self._keys is None or event.key is None):
                 self._postpone(delivery, max(due_at, after), now)
-                return
+                return None
             if due_at > now:
                 if self._leads(delivery):
                     self._waiting.admit(delivery, due_at, always=True)
                     self._alarm.set()
-                return
+                return None
         if self._keys is not None and not self._leads(delivery):
-            return
+            return None
         if delivery.suspect or delivery.noted:
             self._suspect(delivery, now)
-            return
-        self._runner(route).lane.push(delivery, now)
+            return None
+        return runner
 
     def _leads(self, delivery: Delivery) -> bool:
         """Whether a delivery is the first of its key; if not, it waits until it is."""
@@ -436,8 +443,7 @@ class Worker:
         while True:
             self._alarm.clear()
             now = self._clock.now()
-            for delivery in self._waiting.due(now):
-                self._admit_safely(delivery, now)
+            self._admit(self._waiting.due(now), now)
             self._kick_pools()
             # What is due already was set to work just now; a lane that is full or shut sets the alarm when it opens.
             await self._clock.wait(self._alarm, min((m for m in self._moments() if m > now), default=None))
@@ -486,10 +492,12 @@ class Worker:
         await wait_for(self._answered, ANSWER_TIMEOUT)
         self._lonely = None
 
-    def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
+    def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool = False) -> Retry | None:
         """Decide what an outcome means, and see that it is carried out."""
         if outcome is ACKED and self._observe is None:  # by far the most, and every policy says the same of it
-            self._finish(delivery, outcome, ACK)
+            if self._reports.counting:
+                self._reports.decided(delivery, outcome, ACK)
+            self._settler.add(delivery, ACK)
             return None
         now = self._clock.now()
         try:
@@ -601,12 +609,12 @@ class Worker:
         self._reports.decided(delivery, outcome, settlement)
         self._settler.add(delivery, settlement)
 
-    def _settled(self, results: Sequence[tuple[Item, Settled]]) -> None:
+    def _settled(self, items: Sequence[Item], answers: Sequence[Settled]) -> None:
         """The broker has carried them out, or told us that they are no longer ours."""
-        self._forget([delivery for (delivery, _), _ in results])
+        self._forget([delivery for delivery, _ in items])
         if self._keys is not None:
-            self._go_on(results, self._keys)
-        for (delivery, settlement), answer in results:
+            self._go_on(items, answers, self._keys)
+        for (delivery, settlement), answer in zip(items, answers, strict=True):
             if settlement is ACK and answer == "done":
                 continue
             if answer == "lost":
@@ -615,21 +623,21 @@ class Worker:
                 self._reports.parked(delivery, settlement)
         self._reports.add_up()
 
-    def _go_on(self, results: Sequence[tuple[Item, Settled]], keys: KeyLanes[Delivery]) -> None:
+    def _go_on(self, items: Sequence[Item], answers: Sequence[Settled], keys: KeyLanes[Delivery]) -> None:
         """The followers of settled deliveries take their turn; those of lost ones are handed back, to come in order."""
-        now, admitted = self._clock.now(), False
-        for (delivery, _), answer in results:
+        following: list[Delivery] = []
+        for (delivery, _), answer in zip(items, answers, strict=True):
             key = delivery.event.key
             if key is None:
                 continue
             if answer == "lost":
                 self._scatter(delivery)
                 continue
-            following = keys.leave(key, delivery)
-            if following is not None:
-                self._admit_safely(following, now)
-                admitted = True
-        if admitted:
+            successor = keys.leave(key, delivery)
+            if successor is not None:
+                following.append(successor)
+        if following:
+            self._admit(following, self._clock.now())
             self._kick()
 
     def _gone(self, delivery: Delivery) -> None:
@@ -647,7 +655,8 @@ class Worker:
         self._held_bytes -= sum([len(delivery.event.body) for delivery in deliveries])
         if self._lonely is not None and self._lonely in deliveries:
             self._answered.set()
-        self._room.set()
+        if not self._room.is_set() and self._free() > 0:
+            self._room.set()
 
     def _on_lost(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """The adapter says that these were taken away: those not started are not started any more."""

@@ -19,8 +19,9 @@ class Reports:
     def __init__(self, service: str, broker: str) -> None:
         self._service = service
         self._broker = broker.upper()
-        self._acked: Counter[tuple[str, int | None]] | None = Counter() if telemetry.measuring() else None
-        """What was acknowledged since the last settlement; None where nobody counts anything."""
+        self.counting = telemetry.measuring()
+        self._acked: Counter[tuple[str, int | None]] = Counter()
+        """What was acknowledged since the last settlement."""
 
     def received(self, number: int) -> None:
         """Deliveries have come."""
@@ -29,10 +30,10 @@ class Reports:
     def decided(self, delivery: Delivery, outcome: Outcome, settlement: Settlement) -> None:
         """A handler's outcome, and what was made of it."""
         if settlement is ACK:
-            if self._acked is not None:  # added up per batch: an instrument call each would cost more
+            if self.counting:  # added up per batch: an instrument call each would cost more
                 self._acked[delivery.event.type, outcome.status] += 1
             return
-        if self._acked is not None:
+        if self.counting:
             labels = self._labels(delivery)
             verdict = _VERDICTS.get(type(settlement), "release")
             telemetry.handled.add(1, labels | {"verdict": verdict, "status": str(outcome.status or "")})

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Final, Protocol
 
 from anyio import CapacityLimiter, to_thread
@@ -24,7 +24,7 @@ from eventbus.service import BatchWindow, Route
 from eventbus.settlement import Delivery, Retry
 from eventbus.status import ACKED, Outcome, outcome_of
 from eventbus.worker.batches import call_batch
-from eventbus.worker.calling import Aborted, Deadlines, Paused, Returned, begin, failure, rest_of
+from eventbus.worker.calling import Aborted, Deadlines, Line, Returned, failure
 from eventbus.worker.solitude import Solitude
 
 _LONG_RUN: Final = 0.01  # handlers that never await still let the loop breathe this often
@@ -33,7 +33,7 @@ _LONG_RUN: Final = 0.01  # handlers that never await still let the loop breathe 
 class Office(Protocol):
     """What a runner needs of its worker."""
 
-    def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool) -> Retry | None:
+    def conclude(self, delivery: Delivery, outcome: Outcome, route: Route, *, in_place: bool = False) -> Retry | None:
         """Decide and settle; or, for a route that retries in place, give back the retry to be waited for."""
 
     async def wait_in_place(self, delivery: Delivery, retry: Retry) -> bool:
@@ -73,6 +73,7 @@ class Runner:
         self._deadlines = deadlines
         self._solitude = solitude
         self._office = office
+        self._read = route.signature.read
         self.tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._limiter = None if route.signature.is_async else CapacityLimiter(route.concurrency + 1)
@@ -84,9 +85,9 @@ class Runner:
         self._flushing = False
         self._labels = {"service": service, "route": route.name}
         self._in_place = route.policy.retry.mode == "in-place"
-        # Whether handlers run up to their first wait right where they were taken from the lane. Most of them end
-        # there: those cost no coroutine, no deadline and no wake-up of another member of the pool.
+        # Whether handlers run up to their first wait right where they were taken from the lane, see `_ahead`.
         self._eager = route.batch is None and route.signature.is_async and not self._tracing
+        self.max_attempts = route.policy.max_attempts
 
     # --- the pool --------------------------------------------------------------------------------------------
 
@@ -158,40 +159,59 @@ class Runner:
             await done
 
     async def _work(self) -> None:
-        lane, solitude, window = self.lane, self._solitude, self.route.batch
-        loop = asyncio.get_running_loop()
-        breath = loop.time()
+        line, until = Line(), perf_counter() + _LONG_RUN
         while not self._closing:
-            taken: Sequence[Delivery] | Delivery | None = None
-            if not solitude.shut:
-                if window is None:
-                    taken = lane.take()
-                else:
-                    taken = lane.take_batch(window.size, self._patience(window), self._now())
+            taken = self._take()
             if taken is None:
-                idle = loop.create_future()
+                idle = asyncio.get_running_loop().create_future()
                 self._idle.append(idle)
                 await idle
-                breath = loop.time()
+                until = perf_counter() + _LONG_RUN
                 continue
             try:
                 if not isinstance(taken, Delivery):
-                    solitude.enter()
+                    self._solitude.enter()
                     await self._handle_batch(taken)
-                    continue
-                started = time.perf_counter() if self._measuring else 0.0
-                begun = self._begin(taken) if self._eager and taken.event.expires_at is None else None
-                if begun is ACKED or (isinstance(begun, Outcome) and not self._in_place):
-                    self._took(started)
-                    self._conclude(taken, begun)
-                else:
-                    solitude.enter()
-                    await self._handle(taken, begun, started)
+                elif not self._eager:
+                    self._solitude.enter()
+                    await self._handle(taken)
+                elif (begun := self._ahead(taken, line, until)) is not None:
+                    self._solitude.enter()
+                    await self._handle(*begun)
             finally:
                 self._ended(1 if isinstance(taken, Delivery) else len(taken))
-            if loop.time() - breath > _LONG_RUN:
+            if perf_counter() > until:
                 await asyncio.sleep(0)
-                breath = loop.time()
+                until = perf_counter() + _LONG_RUN
+
+    def _take(self) -> Sequence[Delivery] | Delivery | None:
+        if self._solitude.shut:
+            return None
+        window = self.route.batch
+        if window is None:
+            return self.lane.take()
+        return self.lane.take_batch(window.size, self._patience(window), self._now())
+
+    def _ahead(self, delivery: Delivery, line: Line, until: float) -> tuple[Delivery, Outcome | Line, float] | None:
+        """Handle this one and those behind it, up to the first that has to wait: it is returned, and what has begun.
+
+        Most never wait: those cost no coroutine, no deadline, no place in the lane, and no wake-up of another member
+        of the pool.
+        """
+        route, lane, conclude = self.route, self.lane, self._office.conclude
+        following: Delivery | None = delivery
+        while following is not None:
+            delivery = following
+            if delivery.event.expires_at is None or not self._office.expired(delivery):
+                started = perf_counter() if self._measuring else 0.0
+                begun = self._begin(delivery, line)
+                if begun is not ACKED and (self._in_place or not isinstance(begun, Outcome)):
+                    return delivery, begun, started
+                if started:
+                    self._took(started)
+                conclude(delivery, begun, route)
+            following = lane.following() if perf_counter() < until else None
+        return None
 
     def _ended(self, items: int) -> None:
         self.lane.running -= 1
@@ -235,7 +255,7 @@ class Runner:
             self._ended(1)
 
     async def _handle(
-        self, delivery: Delivery, begun: Outcome | Paused | None = None, started: float = 0.0, *, in_place: bool = True
+        self, delivery: Delivery, begun: Outcome | Line | None = None, started: float = 0.0, *, in_place: bool = True
     ) -> None:
         """Call the handler, again and again if its policy retries in place; then pass on what came of it."""
         left = False  # whether the door of solitude was closed behind us already
@@ -250,7 +270,7 @@ class Runner:
                 if outcome is None:  # a thread that hung: answered for already, and no longer counted
                     left = True
                     return
-                retry = self._conclude(delivery, outcome, in_place=in_place)
+                retry = self._office.conclude(delivery, outcome, self.route, in_place=in_place)
                 if retry is None:
                     return
                 self._solitude.leave()
@@ -274,27 +294,25 @@ class Runner:
             else:
                 self._office.leave(delivery)
 
-    def _conclude(self, delivery: Delivery, outcome: Outcome, *, in_place: bool = False) -> Retry | None:
-        return self._office.conclude(delivery, outcome, self.route, in_place=in_place)
-
-    def _begin(self, delivery: Delivery) -> Outcome | Paused:
+    def _begin(self, delivery: Delivery, line: Line) -> Outcome | Line:
         """Run a coroutine handler up to its first wait."""
-        arguments = self._decode(delivery)
-        if isinstance(arguments, Outcome):
-            return arguments
         try:
-            begun = self._start(arguments)
+            arguments = self._read(delivery)
+        except Exception as error:  # noqa: BLE001 - see there
+            return _unfit(error)
+        try:
+            begun = line.begin(self.route.call, arguments)
         except asyncio.CancelledError:
             self._hand_back([delivery])
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
             return failure(error)
-        return begun if isinstance(begun, Paused) else self._said(begun.value)
+        return self._said(begun.value) if isinstance(begun, Returned) else begun
 
-    async def _outcome_of(self, paused: Paused) -> Outcome:
+    async def _outcome_of(self, line: Line) -> Outcome:
         """The outcome of a handler that has begun."""
         try:
-            return self._said(await self._rest(paused))
+            return self._said(await self._rest(line))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
             return failure(error)
 
@@ -302,7 +320,7 @@ class Runner:
         """The same from the beginning, measured and traced where somebody listens."""
         if not (self._measuring or self._tracing):
             return await self._call(delivery)
-        started = time.perf_counter()
+        started = perf_counter()
         if self._tracing:
             with telemetry.consumer_span(delivery) as span:
                 outcome = await self._call(delivery)
@@ -315,14 +333,15 @@ class Runner:
 
     def _took(self, started: float) -> None:
         if self._measuring:
-            telemetry.handler_seconds.record(time.perf_counter() - started, self._labels)
+            telemetry.handler_seconds.record(perf_counter() - started, self._labels)
 
     async def _call(self, delivery: Delivery) -> Outcome | None:
         """The handler's outcome, whatever it does; None if it hangs in a thread and was answered for."""
         try:
-            arguments = self._decode(delivery)
-            if isinstance(arguments, Outcome):
-                return arguments
+            arguments = self._read(delivery)
+        except Exception as error:  # noqa: BLE001 - see there
+            return _unfit(error)
+        try:
             return self._said(await self._result(arguments, [delivery]))
         except _Hung:
             return None
@@ -348,28 +367,17 @@ class Runner:
         route = self.route
         if not route.signature.is_async:
             return await self._in_thread(functools.partial(route.call, *arguments), deliveries, on_hung)
-        begun = self._start(arguments)
-        return await self._rest(begun) if isinstance(begun, Paused) else begun.value
+        begun = Line().begin(route.call, arguments)
+        return begun.value if isinstance(begun, Returned) else await self._rest(begun)
 
-    def _start(self, arguments: Sequence[object]) -> Returned | Paused:
-        try:
-            return begin(self.route.call(*arguments))  # type: ignore[arg-type]
-        except (Exception, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise
-            raise Aborted(error) from error
-
-    async def _rest(self, paused: Paused) -> object:
+    async def _rest(self, line: Line) -> object:
         """Await the rest of a handler within its deadline, which counts from here: until now nobody else ran either."""
         if self._eager and self.lane.running < self.lane.limit:
             self._wake(self.lane.limit)
         timeout = self.route.timeout
         call = self._deadlines.start(timeout)
         try:
-            return await rest_of(paused)
+            return await line.rest()
         except asyncio.CancelledError as error:
             if call.timed_out and call.task.cancelling() <= 1:
                 raise TimeoutError(f"no answer within {timeout:g} s") from None
@@ -377,7 +385,7 @@ class Runner:
                 raise
             raise Aborted(error) from error
         except (Exception, KeyboardInterrupt, GeneratorExit):
-            raise  # this GeneratorExit is our own end; a handler's was Aborted by rest_of
+            raise  # this GeneratorExit is our own end; a handler's was Aborted by the line
         except BaseException as error:
             raise Aborted(error) from error
         finally:
@@ -397,7 +405,7 @@ class Runner:
             telemetry.log(logging.ERROR, "handler_stuck", telemetry.about(deliveries[0]) | {"route": self.route.name})
             late = Outcome(error=TimeoutError(f"no answer within {self.route.timeout:g} s; its thread still runs"))
             for delivery in deliveries:
-                self._conclude(delivery, late)
+                self._office.conclude(delivery, late, self.route)
             if on_hung is not None:
                 on_hung()
             self._tell_finished()
@@ -429,12 +437,12 @@ class Runner:
     async def _handle_batch(self, deliveries: Sequence[Delivery]) -> None:
         """Call the handler with many; each of them is concluded by itself, and none of them twice."""
         waiting = dict.fromkeys(deliveries)  # those without an outcome so far
-        rows: dict[Delivery, list[object]] = {}
+        rows: dict[Delivery, Sequence[object]] = {}
         hung = False
 
         def conclude(delivery: Delivery, outcome: Outcome) -> None:
             del waiting[delivery]
-            self._conclude(delivery, outcome)
+            self._office.conclude(delivery, outcome, self.route)
 
         def answered_for(part: Sequence[Delivery]) -> None:
             # Their thread hangs; the rest of the batch has not been called yet, and is handed back.
@@ -457,11 +465,10 @@ class Runner:
                 if self._office.expired(delivery):
                     del waiting[delivery]
                     continue
-                row = self._decode(delivery)
-                if isinstance(row, Outcome):
-                    conclude(delivery, row)  # leaves before the batch
-                else:
-                    rows[delivery] = row
+                try:
+                    rows[delivery] = self._read(delivery)
+                except Exception as error:  # noqa: BLE001 - see there
+                    conclude(delivery, _unfit(error))  # leaves before the batch
             split = self.route.batch is not None and self.route.batch.on_error == "split"
             if rows:
                 await call_batch(list(rows), call, conclude, split=split)
@@ -474,13 +481,13 @@ class Runner:
             if not hung:
                 self._solitude.leave()
 
-    def _decode(self, delivery: Delivery) -> list[object] | Outcome:
-        try:
-            return [decode(delivery) if decode else None for decode in self.route.signature.arguments]
-        except EventBusError as error:
-            return Outcome(error=error)
-        except Exception as error:  # noqa: BLE001 - a validator of the user's own raised something unheard of
-            return Outcome(error=InvalidPayload(f"{type(error).__name__}: {error}"))
+
+def _unfit(error: Exception) -> Outcome:
+    """The outcome of a body that is not what its handler asks for."""
+    if isinstance(error, EventBusError):
+        return Outcome(error=error)
+    # A validator of the user's own raised something unheard of.
+    return Outcome(error=InvalidPayload(f"{type(error).__name__}: {error}"))
 
 
 class _Hung(BaseException):

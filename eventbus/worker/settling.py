@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -31,19 +30,19 @@ class Settler:
     def __init__(
         self,
         consumer: Consumer,
-        settled: Callable[[Sequence[tuple[Item, Settled]]], None],
+        settled: Callable[[Sequence[Item], Sequence[Settled]], None],
         before: Callable[[Sequence[Item]], Awaitable[None]] | None = None,
     ) -> None:
         self._consumer = consumer
         self._settled = settled
         self._before = before
-        self._pending: deque[Item] = deque()
+        self._pending: list[Item] = []
         self._wake = asyncio.Event()
         self.empty = asyncio.Event()
         """Set while nothing is left to settle."""
         self.empty.set()
         self._tries: dict[Delivery, int] = {}
-        self._open = 0
+        self._open = 0  # taken out of what is pending, and not settled yet
 
     @property
     def failing(self) -> int:
@@ -52,12 +51,10 @@ class Settler:
 
     def add(self, delivery: Delivery, settlement: Settlement) -> None:
         """Settle this, soon."""
-        if not self._open:
-            self.empty.clear()
-        self._open += 1
-        if not self._pending:
-            self._wake.set()
         self._pending.append((delivery, settlement))
+        if len(self._pending) == 1:
+            self.empty.clear()
+            self._wake.set()
 
     async def run(self) -> None:
         """Settle for ever."""
@@ -65,8 +62,9 @@ class Settler:
             await self._wake.wait()
             self._wake.clear()
             while self._pending:
-                take = min(len(self._pending), MAX_BATCH)
-                await self._settle([self._pending.popleft() for _ in range(take)])
+                items, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+                self._open += len(items)
+                await self._settle(items)
 
     async def _settle(self, items: list[Item]) -> None:
         try:
@@ -79,17 +77,17 @@ class Settler:
         except Exception as error:  # noqa: BLE001 - an adapter's bug must not take the settler down with it
             telemetry.log(logging.ERROR, "settle_failed", {"error": repr(error)}, exc_info=error)
             answers = ["failed"] * len(items)
-        finished = list(zip(items, answers, strict=True))
         if "failed" in answers:
-            self._keep([item for item, answer in finished if answer == "failed"])
-            finished = [pair for pair in finished if pair[1] != "failed"]
+            self._keep([item for item, answer in zip(items, answers, strict=True) if answer == "failed"])
+            items = [item for item, answer in zip(items, answers, strict=True) if answer != "failed"]
+            answers = [answer for answer in answers if answer != "failed"]
         if self._tries:
-            for (delivery, _), _ in finished:
+            for delivery, _ in items:
                 self._tries.pop(delivery, None)
-        if finished:
-            self._settled(finished)
-            self._open -= len(finished)
-            if not self._open:
+        if items:
+            self._open -= len(items)
+            self._settled(items, answers)
+            if not self._open and not self._pending:
                 self.empty.set()
 
     def _keep(self, items: list[Item]) -> None:
@@ -107,8 +105,8 @@ class Settler:
         telemetry.log(logging.WARNING, name, fields)
 
     def _again(self, item: Item) -> None:
-        self._pending.append(item)
-        self._wake.set()
+        self._open -= 1
+        self.add(*item)
 
     def _report(self, items: list[Item], error: EventBusError) -> None:
         fields = {"service": items[0][0].service, "queue": items[0][0].queue, "error": str(error)}

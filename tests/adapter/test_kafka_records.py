@@ -40,10 +40,18 @@ def test_an_event_arrives_as_it_was_sent(
 ) -> None:
     """By the short way and by the long one."""
     sent = Event(type, body, id=id, source=source or "/", key=key, tenant=tenant or None, headers={"a": "b"})
-    for event in (sent, sent.replace(headers={}, tenant=None, key=None), sent.replace(content_type="application/json")):
+    bare = sent.replace(headers={}, tenant=None)
+    for event in (sent, bare, bare.replace(key=None), bare.replace(key=None, content_type="application/json")):
         out = records.outgoing(event, "wms.main")
         got, story, problem = _read(Seen(key=out.key, value=out.value, headers=list(out.headers)))
         assert (got, story, problem) == (event, {}, "")
+
+
+def test_a_strangers_key_is_the_events_key() -> None:
+    """Also where all else looks like a message of ours without one."""
+    out = records.outgoing(Event("a", {}), "wms.main")
+    event, _, _ = _read(Seen(key=b"k", value=out.value, headers=list(out.headers)))
+    assert event.key == "k"
 
 
 def test_headers_may_repeat_and_be_null() -> None:
