@@ -31,7 +31,6 @@ FEW, MANY = 1_000, int(os.environ.get("EVENTBUS_BENCH_LETTERS", "100000"))
 MOVED = 10_000
 PIECE = 500
 CALLERS = 64
-STORY = 800
 REPEAT = 15
 INDEXED = ("sqlite", "redis")
 Settings = dict[str, dict[str, object]]
@@ -153,25 +152,24 @@ async def _moving(bus: Bus, name: str) -> bool:
         for start in range(0, MOVED, PIECE):
             await other.publish_many(events[start : start + PIECE])
     del events  # an operator does not carry a publisher's events through every garbage collection
-    alike = await _one_by_one(other)
+    singly = await _one_by_one(other)
     letters = bus.dead_letters(service)  # the operations are imported with the first use of them
     with measured(MOVED) as redriving:
         report = await letters.redrive()
     assert report.done == MOVED, report
     show(f"{name}: published, {PIECE} at a time", publishing)
-    show(f"{name}: published one by one, {CALLERS} callers, as large as letters", alike)
+    show(f"{name}: published one by one, {CALLERS} callers at once", singly)
     show(f"{name}: re-driven", redriving)
-    print(f"  {name}: re-drive rate to that of {CALLERS} callers: {redriving.rate / alike.rate:.2f}")
-    return goal(f"{name}: re-drive rate to publish rate", redriving.rate / publishing.rate, 0.5)
+    met = goal(f"{name}: re-drive rate to that of publish, {CALLERS} callers", redriving.rate / singly.rate, 0.5)
+    return goal(f"{name}: re-drive rate to that of publish_many", redriving.rate / publishing.rate, 0.5) and met
 
 
 async def _one_by_one(bus: Bus) -> Figure:
-    """Publishing as most do: one event each call, from many places, each event with as much in it as a letter has."""
-    data = DATA | {"story": "x" * STORY}
+    """Publishing as most do: one event each call, from many places."""
 
     async def caller() -> None:
         for _ in range(MOVED // CALLERS):
-            await bus.publish(Event("order.created", data))
+            await bus.publish(Event("order.created", DATA))
 
     with measured(MOVED // CALLERS * CALLERS) as publishing:
         await asyncio.gather(*(caller() for _ in range(CALLERS)))
