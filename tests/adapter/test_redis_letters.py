@@ -6,21 +6,26 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from eventbus import Event, Service, headers
 from eventbus.adapter import Redrive, Subscription
-from eventbus.errors import ConfigError, UnknownService
+from eventbus.errors import BrokerUnavailable, ConfigError, UnknownService
 from eventbus.parking import DeadLetters
 from eventbus.policy import DEFAULT_POLICY, decide
 from eventbus.settlement import ACK, RELEASE, Park, Requeue
 from eventbus.status import park
 from eventbus.testing.contract.harness import eventually
 from eventbus_redis import RedisAdapter
+from eventbus_redis._client import Argument
+from eventbus_redis._scripts import LETTERS_MOVE, Script
+from eventbus_redis.parking import MOVE_AT_ONCE
 from tests.adapter.test_redis_streams import make, take
 from tests.brokers import redis
 
@@ -67,6 +72,35 @@ async def test_too_many_letters_are_expired_oldest_first(sub: Subscription, capl
         assert await adapter.parking(sub.service, sub.prefix).find("e0") == []
         expired = [r.fields for r in caplog.records if r.event == "dlq_expired"]  # type: ignore[attr-defined]
         assert sum(fields["too_many"] for fields in expired) == 70
+    finally:
+        await adapter.aclose()
+
+
+async def test_a_piece_that_fails_does_not_hide_those_that_were_moved(
+    sub: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was moved is said to be; the rest still stands, and goes with the next try. If all fail, one hears why."""
+    adapter = await opened()
+    try:
+        await park_all(adapter, sub, [Event("a", id=f"e{n:03}") for n in range(MOVE_AT_ONCE * 2 + 50)])
+        parking = adapter.parking(sub.service, sub.prefix)
+        orders = [Redrive(letter.address, {}) for letter in (await parking.skim(None, 1000)).letters]
+        middle = orders[MOVE_AT_ONCE].address
+        run = adapter.client.run
+
+        async def broken(script: Script, keys: Sequence[str], arguments: Sequence[Argument] = ()) -> Any:
+            if script is LETTERS_MOVE and middle in arguments:
+                raise BrokerUnavailable("no answer")
+            return await run(script, keys, arguments)
+
+        monkeypatch.setattr(adapter.client, "run", broken)
+        answers = await parking.redrive(orders)
+        assert answers == ["done"] * MOVE_AT_ONCE + ["failed"] * MOVE_AT_ONCE + ["done"] * 50
+        with pytest.raises(BrokerUnavailable, match="no answer"):
+            await parking.redrive(orders[MOVE_AT_ONCE : 2 * MOVE_AT_ONCE])
+        monkeypatch.undo()
+        assert Counter(await parking.redrive(orders)) == {"done": MOVE_AT_ONCE, "gone": MOVE_AT_ONCE + 50}
+        assert await parking.tally("type") == {}
     finally:
         await adapter.aclose()
 
