@@ -34,14 +34,12 @@ from eventbus_kafka import _logs
 from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, hung_up, translate, translated
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
-from eventbus_kafka.records import Headers, Outgoing, Record
+from eventbus_kafka.records import Outgoing, Record
 
 TP: TypeAlias = tuple[str, int]
 """Topic and partition."""
 Answer: TypeAlias = BrokerError | int
 """What became of a record that was to be written: the offset it has (below 0: not known), or why it may have none."""
-Written: TypeAlias = tuple[str, bytes | None, bytes | None, Headers, int | None]
-"""What an `Outgoing` is; for who writes thousands at once, see `Letter`."""
 Shelf: TypeAlias = list[tuple[Any, list[int]]]
 """Batches for one partition, each with the places of its records among all that are written."""
 T = TypeVar("T")
@@ -406,7 +404,7 @@ class Client:
 
     # --- writing and consuming -------------------------------------------------------------------------------
 
-    async def send(self, records: Sequence[Written]) -> list[BrokerError | None]:
+    async def send(self, records: Sequence[Outgoing]) -> list[BrokerError | None]:
         """Write records; for each None once all in-sync replicas have it, or why it may not be there."""
         return [None if isinstance(answer, int) else answer for answer in await self._producer.send(records)]
 
@@ -441,11 +439,11 @@ class Producer:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._made: Any = None
-        self._waiting: deque[tuple[Sequence[Written], asyncio.Future[list[Answer]]]] = deque()
+        self._waiting: deque[tuple[Sequence[Outgoing], asyncio.Future[list[Answer]]]] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._turn = 0
 
-    async def send(self, records: Sequence[Written]) -> list[Answer]:
+    async def send(self, records: Sequence[Outgoing]) -> list[Answer]:
         """Write records; one answer for each."""
         if not records:
             return []
@@ -484,7 +482,7 @@ class Producer:
                     answered.set_result([*answers[place : place + len(some)]])
                 place += len(some)
 
-    async def _deliver(self, records: Sequence[Written]) -> list[Answer]:
+    async def _deliver(self, records: Sequence[Outgoing]) -> list[Answer]:
         producer = await self._ready()
         answers: list[Answer] = [-1] * len(records)
         spread = await self._spread(records, answers)
@@ -503,7 +501,7 @@ class Producer:
             await self._again(records, shelves, answers)
         return answers
 
-    async def _again(self, records: Sequence[Written], shelves: Mapping[TP, Shelf], answers: list[Answer]) -> None:
+    async def _again(self, records: Sequence[Outgoing], shelves: Mapping[TP, Shelf], answers: list[Answer]) -> None:
         """Of a batch that was too large, find the record whose fault it was; write what came out of order again."""
         for shelf in shelves.values():
             for _, places in shelf:
@@ -536,7 +534,7 @@ class Producer:
                     answers[place] = problem
         return problem is None
 
-    async def _spread(self, records: Sequence[Written], answers: list[Answer]) -> dict[TP, list[int]]:
+    async def _spread(self, records: Sequence[Outgoing], answers: list[Answer]) -> dict[TP, list[int]]:
         """The records of every partition: by key as Java's client does it, without one in turn, some at a time."""
         counts: dict[str, int] = {}
         refused: dict[str, Refused] = {}
@@ -761,7 +759,7 @@ def _ask_modestly(connections: Any) -> None:
     connections._metadata_update = MethodType(_ASKING, connections)
 
 
-def _pack(producer: Any, records: Sequence[Written], places: Sequence[int]) -> Shelf:
+def _pack(producer: Any, records: Sequence[Outgoing], places: Sequence[int]) -> Shelf:
     """The records of one partition in batches, as many in each as it holds; a larger record is one alone."""
     shelf: Shelf = []
     add, inside = None, list[int]()

@@ -17,7 +17,7 @@ from eventbus.event import JSON
 from eventbus.failpoints import failpoint
 from eventbus.settlement import HeaderDelta
 from eventbus_kafka import records
-from eventbus_kafka._client import TP, Client, Written
+from eventbus_kafka._client import TP, Client
 from eventbus_kafka.holes import Holes
 from eventbus_kafka.names import Names
 from eventbus_kafka.records import Outgoing, Record
@@ -179,7 +179,7 @@ class KafkaParking(Parking):
     async def _redrive(
         self, claim: Claim, found: Mapping[str, Letter], orders: Mapping[str, Redrive]
     ) -> Mapping[str, Moved]:
-        copies: list[Written] = []
+        copies: list[Outgoing] = []
         changes: dict[tuple[int, float], _Changes] = {}  # many letters share one delta
         for address, letter in found.items():
             _, delta, body, delay = orders[address]
@@ -354,7 +354,7 @@ class _Changes:
             if value is not None:
                 self._added.append((name, str(value).encode("utf-8", "replace")))
 
-    def copy(self, letter: Letter, body: bytes | None) -> Written:
+    def copy(self, letter: Letter, body: bytes | None) -> Outgoing:
         """The letter as it goes back to its service, with another body, if one is given; all else to the byte."""
         partition, offset, key, value, had, plain = letter
         without = self._without
@@ -366,10 +366,8 @@ class _Changes:
             mark = names.get(records.EMBEDDED)
             if mark and value:
                 value = records.without_metadata(value, mark)
-        headers = (*found, *self._added)
-        if body is not None:
-            value = records.with_body(Outgoing(self._road, key, value, headers), body)
-        return self._road, key, value, headers, None  # a plain tuple too
+        copy = Outgoing(self._road, key, value, found + self._added)
+        return copy if body is None else copy._replace(value=records.with_body(copy, body))
 
 
 Seen: TypeAlias = tuple[int, int, int, Parked, Letter]

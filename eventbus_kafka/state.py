@@ -86,9 +86,7 @@ class Letters:
             for offset in range(first, after) if claimed else ():
                 if offset in claims and claims[offset][0] == key:
                     del claims[offset]
-            if value is None and not claimed:
-                self.gone[partition].difference_update(range(first, after))
-        if value is None:
+        if value is None:  # of what is gone nothing needs to be said once the log has it no more; it stays gone
             return
         moving, at, letters = _read(key, value)
         if letters:

@@ -11,14 +11,14 @@ No HTTP client is imported until an endpoint is opened.
 
 from eventbus.forward.auth import Auth
 from eventbus.forward.breaker import Breaker
-from eventbus.forward.endpoint import BREAKER_OPEN, PROBE_FAILED, Endpoint
+from eventbus.forward.endpoint import BREAKER_OPEN, ENDPOINT_DOWN, Endpoint
 from eventbus.forward.port import Answer, Sender, SendFailed
 from eventbus.forward.senders import default_sender
 from eventbus.forward.signing import Signer
 
 __all__ = [
     "BREAKER_OPEN",
-    "PROBE_FAILED",
+    "ENDPOINT_DOWN",
     "Answer",
     "Auth",
     "Breaker",

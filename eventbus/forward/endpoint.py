@@ -40,8 +40,8 @@ from eventbus.status import ConsumerStatus, Outcome
 BREAKER_OPEN: Final = "breaker open"
 """Reason of the REQUEUE for an event that was not sent: free of cost, without limit."""
 
-PROBE_FAILED: Final = "probe failed"
-"""How the reason begins of the REQUEUE for an event that was sent as a probe and found the endpoint still down."""
+ENDPOINT_DOWN: Final = "endpoint down"
+"""How the reason begins of the REQUEUE for an event that found the endpoint down, as a probe or on its last attempt."""
 
 _GATEWAY_STATUSES: Final = frozenset({502, 503, 504})
 _STATES: Final[dict[BreakerState, int]] = {"closed": 0, "half-open": 1, "open": 2}
@@ -248,7 +248,7 @@ class Endpoint:
         return replace(
             outcome,
             verdict=ConsumerStatus.REQUEUE,
-            reason=f"{PROBE_FAILED}: {outcome.reason}".removesuffix(": "),
+            reason=f"{ENDPOINT_DOWN}: {outcome.reason}".removesuffix(": "),
             retry_after=max(self.breaker.wait(self._now()), outcome.retry_after or 0.0),
         )
 

@@ -420,7 +420,7 @@ async def test_more_notes_than_a_commit_has_room_for_do_not_stop_the_commits(
             notes = [asyncio.create_task(consumer.note(held[0], {"x-retries": 1}))]
             await eventually(consumer._committing.locked, "a commit is under way")
             await consumer.settle([(held.pop(), ACK)])
-            await asyncio.sleep(bus.adapter.options.commit_interval * 1.5)  # type: ignore[attr-defined]
+            await eventually(lambda: bool(consumer._committing._waiters), "the next commit waits for its turn")  # type: ignore[attr-defined]
             told = {"x-retries": 1, "x-due-at": 1794995337127}
             notes += [asyncio.create_task(consumer.note(delivery, told)) for delivery in held]
             await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from standardwebhooks.webhooks import Webhook
 
 from eventbus.errors import ConfigError
 from eventbus.event import Event
-from eventbus.forward import BREAKER_OPEN, PROBE_FAILED, Answer, Auth, Breaker, Endpoint, SendFailed, Signer
+from eventbus.forward import BREAKER_OPEN, ENDPOINT_DOWN, Answer, Auth, Breaker, Endpoint, SendFailed, Signer
 from eventbus.policy import DEFAULT_POLICY, Park, Policy, Requeue, Retry, RetryPolicy, decide, judge
 from eventbus.settlement import Delivery, History
 from eventbus.status import ConsumerStatus
@@ -158,7 +158,7 @@ async def test_an_endpoint_that_is_down_for_an_hour_parks_nothing(sender):
         outcome = await endpoint(delivery(retries=10))
         settlement = decide(outcome, delivery(retries=10), DEFAULT_POLICY, now=time.now)
         assert isinstance(settlement, Requeue)
-        assert outcome.reason.startswith((BREAKER_OPEN, PROBE_FAILED))
+        assert outcome.reason.startswith((BREAKER_OPEN, ENDPOINT_DOWN))
         time.now += settlement.delay
     assert 10 + 50 < len(sender.requests) < 10 + 75
     sender.answer = lambda: Answer(200, {})
