@@ -210,13 +210,13 @@ class LogConsumer(Consumer, Moving):
                 lane.paused = True
                 member.pause(lane.tp)
         came, timeout = False, POLL if all(lane.paused for lane in full) else 0.0
-        while hungry or not full:
+        while hungry or not self._order:
             batches = await member.poll(timeout, AT_ONCE, hungry)
             self._feed(batches)
             came = came or bool(batches)
-            if sum(map(len, batches.values())) < AT_ONCE:
-                break
             hungry, timeout = [tp for tp in hungry if tp not in batches], 0.0
+            if sum(map(len, batches.values())) < AT_ONCE or not hungry:
+                break
         if full and not came:
             self._roomy.clear()
             await _wait(self._roomy, SHORTLY if hungry else POLL)

@@ -11,10 +11,11 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from eventbus import BrokerError, Bus, DeadLetter, Event, RetryPolicy, Service, headers
-from eventbus.adapter import Redrive
+from eventbus.adapter import Parked, Redrive
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter, _client, state
 from eventbus_kafka import parking as kafka_parking
+from eventbus_kafka.log import AT_ONCE, LogConsumer
 from eventbus_kafka.parking import KafkaParking
 from eventbus_kafka.records import Outgoing
 from tests.adapter.test_kafka_log import Place, place
@@ -360,6 +361,20 @@ async def test_an_embedded_letter_reads_as_it_was_sent(place: Place) -> None:
         async with running(bus, service):
             await eventually(lambda: seen, "it came back")
     assert seen == [b'{"n":0}']
+
+
+async def test_a_reader_takes_no_more_letters_than_it_has_room_for(place: Place) -> None:
+    """Also one that has no partition but full ones: the rest stays as it was fetched until there is room."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        letters = [Parked("", Event("a", n), {headers.PARK_REASON: "permanent"}) for n in range(2000)]
+        assert set(await _parking(bus, service).restore(letters)) == {"done"}
+        async with bus.adapter.consume(service.subscription(dead_letters=True)) as consumer:
+            assert isinstance(consumer, LogConsumer)
+            await eventually(lambda: any(lane.full for lane in consumer.lanes.values()), "it is full")
+            [lane] = consumer.lanes.values()
+            assert lane.limit <= len(lane.buffer) < lane.limit + AT_ONCE
 
 
 async def test_readers_of_dead_letters_have_a_group_of_their_own(place: Place) -> None:
