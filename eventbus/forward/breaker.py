@@ -21,8 +21,8 @@ BreakerState: TypeAlias = Literal["closed", "open", "half-open"]
 
 _LOOK_AGAIN: Final = 1.0
 """How long the others wait while a probe is on its way; its answer may come at any moment."""
-
-
+_ROUNDING: Final = 0.001
+"""Less than this is no wait: who waits exactly as long as he was told may be early by the last digit of a float."""
 _STEP: Final = 4
 """Successes that make room for one more call at a time, after it has closed again."""
 _RAMP_END: Final = 64
@@ -143,7 +143,8 @@ class Breaker:
             return min(_LOOK_AGAIN, self.open) if self._probing else 0.0
         if self._until - now > self._period:
             self._until = now + self._period  # the clock was set back; do not wait for it to catch up
-        return max(0.0, self._until - now)
+        left = self._until - now
+        return left if left > _ROUNDING else 0.0
 
     def __repr__(self) -> str:
         return f"Breaker({self._state}, failures={self.failures}, open={self.open:g}, max={self.max:g})"

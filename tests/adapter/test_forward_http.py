@@ -355,6 +355,10 @@ async def test_failures_leak_no_connection(sender, server):
                 *(post(sender, server.url, timeout=deadline) for deadline in deadlines), return_exceptions=True
             )
             assert all(isinstance(end, SendFailed) for end in ends)
+    # Who gave up may still stand in line at the server. It accepts in order: after this one none of them is left.
+    server.play = says(answer(200, b"ok", b"connection: close\r\n"))
+    assert (await post(sender, server.url)).status == 200
+    await server.idle()
     # All five at once: a single lost place of the small pool would keep the last one waiting.
     together = asyncio.Barrier(5)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eventbus.errors import ConfigError
@@ -120,6 +120,7 @@ def test_durations_are_written_as_everywhere_else():
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["ok", "fail", "forget", "late"])), max_size=200))
+@example([(0.0, "fail"), (0.0, "fail"), (0.9816481211807784, "fail"), (0.9816481211807784, "ok")])
 def test_it_never_locks_up_and_never_lets_two_probes_go(steps):
     """Whatever happens, waiting as told leads to an allowed call, and half-open has one call in flight."""
     breaker, now, old = Breaker(failures=3), 0.0, 0
