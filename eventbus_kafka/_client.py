@@ -32,12 +32,11 @@ from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 from eventbus.errors import BrokerError, BrokerUnavailable
 from eventbus_kafka import _logs
 from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, hung_up, translate, translated
+from eventbus_kafka._unread import Unread, leave_unread
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
-from eventbus_kafka.records import Outgoing, Record
+from eventbus_kafka.records import TP, Outgoing, Placed
 
-TP: TypeAlias = tuple[str, int]
-"""Topic and partition."""
 Answer: TypeAlias = BrokerError | int
 """What became of a record that was to be written: the offset it has (below 0: not known), or why it may have none."""
 Shelf: TypeAlias = list[tuple[Any, list[int]]]
@@ -344,12 +343,12 @@ class Client:
         return {tuple(tp): at.offset for tp, at in found.items() if at is not None}
 
     async def read(
-        self, starts: Mapping[TP, int], ends: Mapping[TP, int], *, keep: Callable[[Record], bool] = lambda record: True
-    ) -> dict[TP, list[Record]]:
+        self, starts: Mapping[TP, int], ends: Mapping[TP, int], *, keep: Callable[[Placed], bool] = lambda record: True
+    ) -> dict[TP, list[Placed]]:
         """Records of partitions between two offsets."""
-        found: dict[TP, list[Record]] = {tp: [] for tp in starts}
+        found: dict[TP, list[Placed]] = {tp: [] for tp in starts}
 
-        def take(tp: TP, some: Sequence[Record]) -> bool:
+        def take(tp: TP, some: Sequence[Placed]) -> bool:
             found[tp] += filter(keep, some)
             return False
 
@@ -357,7 +356,7 @@ class Client:
         return found
 
     async def scan(
-        self, starts: Mapping[TP, int], ends: Mapping[TP, int], take: Callable[[TP, Sequence[Record]], bool]
+        self, starts: Mapping[TP, int], ends: Mapping[TP, int], take: Callable[[TP, Sequence[Placed]], bool]
     ) -> dict[TP, int]:
         """Show what partitions have between two offsets, a few records at a time, until `take` says that it is enough.
 
@@ -633,20 +632,20 @@ class GroupConsumer:
         except BaseException:
             await self.stop()
             raise
+        leave_unread(self._consumer)
         self.subscribe(topics)
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Read these topics from now on; partitions move."""
         self._consumer.subscribe(list(topics), listener=self._listener)
 
-    async def poll(self, timeout: float, most: int, partitions: Iterable[TP] = ()) -> Mapping[TP, Sequence[Record]]:
+    async def poll(self, timeout: float, partitions: Iterable[TP] = ()) -> dict[TP, Unread]:
         """What was fetched, of all partitions or of some. Never cancelled: aiokafka's idle clock would stay wrong."""
         some = [TopicPartition(*tp) for tp in partitions]
         with translated(self._client.where):
-            found: Mapping[TP, Sequence[Record]] = await self._consumer.getmany(
-                *some, timeout_ms=round(timeout * 1000), max_records=most
-            )
-        return found
+            found = await self._consumer.getmany(*some, timeout_ms=round(timeout * 1000))
+        where = self._client.where
+        return {tuple(tp): Unread(some, f"{where} {tp.topic}/{tp.partition}") for tp, some in found.items()}
 
     def check(self) -> None:
         """Raise where nobody leads the group: polls are just empty then, and whoever is idle would never know."""

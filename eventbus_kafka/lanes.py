@@ -9,6 +9,7 @@ from typing import Final
 from eventbus import headers
 from eventbus.settlement import Delivery, HeaderDelta
 from eventbus_kafka import offsets
+from eventbus_kafka._unread import Unread
 from eventbus_kafka.offsets import Ledger, Legacy, NoRoom, Note, noted
 from eventbus_kafka.records import Record
 
@@ -19,15 +20,9 @@ LARGEST_LEAD: Final = 512
 Measured: 256 costs half of the rate in commits; with 4096 a frozen consumer left more than minutes of suspects."""
 GROWTH: Final = 16
 """A backlog waits for one commit until the lead is at its largest; smaller steps cost it a tenth of a second."""
-LARGEST_BUFFER: Final = 384
-SMALLEST_BUFFER: Final = 32
-MOST_BUFFERED: Final = 4608
-"""Records that all lanes of a consumer keep ready together, as long as none has less than the smallest buffer.
-
-Few: what is not a record yet are bytes, which no garbage collection walks through. Enough to live on until the next
-have come: they are fetched when the last of these are taken."""
-LEAST_BYTES: Final = 1024 * 1024
-MOST_BYTES: Final = 64 * 1024 * 1024
+ENOUGH: Final = 256
+"""Records in hand with which a lane takes no more of what was fetched: enough until the next have come."""
+ENOUGH_BYTES: Final = 256 * 1024
 MOST_OPEN: Final = 50_000
 """Offsets between the lowest unfinished one and the newest: what a very slow message may hold in memory."""
 
@@ -41,8 +36,8 @@ class Lane:
     """
 
     __slots__ = (
-        "_bytes", "_given", "_legacy", "buffer", "dirty", "fenced", "full_since", "held", "lead", "ledger",
-        "legacy_end", "limit", "marked", "most_bytes", "notes", "paused", "said", "tier", "tp", "wanting", "words",
+        "_bytes", "_given", "_legacy", "_unread", "buffer", "dirty", "fenced", "full_since", "held", "lead", "ledger",
+        "legacy_end", "marked", "notes", "paused", "said", "tier", "tp", "wanting", "words",
     )  # fmt: skip
 
     def __init__(self, tp: tuple[str, int], start: int, legacy: Legacy, *, tier: int | None) -> None:
@@ -50,7 +45,9 @@ class Lane:
         self.tier = tier
         """The delay of a retry topic in ms; None for any other."""
         self.ledger = Ledger(start)
+        self._unread: deque[Unread] = deque()
         self.buffer: deque[Record] = deque()
+        """Those that were read, or put back: the next ones to be given out."""
         self.held: dict[int, Delivery] = {}
         self.notes: dict[int, Note] = {offset: dict(note) for offset, note in legacy.notes.items()}
         self.words = self.said = 0
@@ -63,21 +60,32 @@ class Lane:
         self._given = 0
         self.wanting = False
         """Somebody waits for the mark to move on."""
-        self.share(1)
         self.paused = self.fenced = False
         self.full_since = 0.0
         self.dirty = True
         self._bytes = 0
 
-    def share(self, lanes: int) -> None:
-        """Keep ready no more than what is due to one of so many lanes."""
-        self.limit = max(SMALLEST_BUFFER, min(LARGEST_BUFFER, MOST_BUFFERED // lanes))
-        self.most_bytes = max(LEAST_BYTES, MOST_BYTES // lanes)
-
     # --- fetched ---------------------------------------------------------------------------------------------
 
-    def feed(self, records: Sequence[Record]) -> None:
-        """Records were fetched; those that are finished already are not given out again."""
+    def feed(self, unread: Unread) -> None:
+        """Records were fetched. They are read when they are wanted."""
+        self._unread.append(unread)
+        self._bytes += unread.size
+
+    def peek(self, most: int) -> Sequence[Record]:
+        """The next records, up to so many if there are as many; they are still to be taken."""
+        while self._unread and len(self.buffer) < most:
+            first = self._unread[0]
+            records = first.read(most - len(self.buffer))
+            if records:
+                self._see(records)
+            if not first.left or self.ledger.position >= first.end:
+                self._unread.popleft()
+                self._bytes -= first.size
+        return self.buffer
+
+    def _see(self, records: Sequence[Record]) -> None:
+        """These are read; those that are finished already are not given out again."""
         self.ledger.see([record.offset for record in records])
         if records[0].offset < self.legacy_end:
             finished = self._legacy.finished
@@ -85,26 +93,30 @@ class Lane:
                 if offsets.contains(finished, record.offset):
                     self.ledger.finish(record.offset)
                 else:
-                    self._keep(record)
+                    self.buffer.append(record)
             self.dirty = True
         else:
             self.buffer.extend(records)
-            self._bytes += sum([len(record.value) for record in records if record.value is not None])
 
-    def _keep(self, record: Record) -> None:
-        self.buffer.append(record)
-        self._bytes += len(record.value or b"")
+    @property
+    def fetched(self) -> int:
+        """The next offset to be fetched."""
+        return self._unread[-1].end if self._unread else self.ledger.position
+
+    @property
+    def in_hand(self) -> int:
+        """How many records there are to be taken, at most: some offsets may have none."""
+        return len(self.buffer) + (self._unread[-1].end - self.ledger.position if self._unread else 0)
 
     @property
     def full(self) -> bool:
-        """Whether to fetch no more for now."""
-        return len(self.buffer) >= self.limit or self._bytes >= self.most_bytes or self._crowded(MOST_OPEN)
+        """Whether to take no more for now of what is fetched."""
+        return self.in_hand >= ENOUGH or self._bytes >= ENOUGH_BYTES or self._crowded(MOST_OPEN)
 
     @property
     def roomy(self) -> bool:
         """Whether to feed it again: a paused one when a good part is used up, or there would be no end of pausing."""
-        part = 4 if self.paused else 2
-        few = len(self.buffer) <= self.limit // part and self._bytes <= self.most_bytes // part
+        few = self.in_hand <= ENOUGH // (4 if self.paused else 2) and self._bytes < ENOUGH_BYTES
         return few and not self._crowded(MOST_OPEN // 2)
 
     def _crowded(self, most: int) -> bool:
@@ -115,12 +127,16 @@ class Lane:
     def take(self, most: int) -> list[Record]:
         """The next records, as far as the mark goes."""
         buffer, marked = self.buffer, self.marked
-        taken: list[Record] = []
-        while buffer and len(taken) < most and buffer[0].offset < marked:
-            taken.append(buffer.popleft())
+        self.peek(min(most, marked - self.next))
+        if len(buffer) <= most and buffer and buffer[-1].offset < marked:
+            taken = list(buffer)
+            buffer.clear()
+        else:
+            taken = []
+            while buffer and len(taken) < most and buffer[0].offset < marked:
+                taken.append(buffer.popleft())
         self._given += len(taken)
-        self._bytes -= sum([len(record.value) for record in taken if record.value is not None])
-        if buffer and buffer[0].offset >= marked - self.lead // 2:
+        if (buffer or self._unread) and self.next >= marked - self.lead // 2:
             self.wanting = True
         return taken
 
@@ -128,7 +144,6 @@ class Lane:
         """Give these out again, in their order, before all others."""
         for record in sorted(records, key=lambda record: record.offset, reverse=True):
             self.buffer.appendleft(record)
-            self._bytes += len(record.value or b"")
         self.dirty = True
 
     def is_suspect(self, offset: int) -> bool:

@@ -40,13 +40,13 @@ class LetterConsumer(LogConsumer):
 
     async def _take(self, limit: int) -> list[Delivery]:
         self._bring_back()
-        if not any(lane.buffer for lane in self._order):
+        if not any(lane.in_hand for lane in self._order):
             return []
         await self._letters.refresh()
         standing = []
         for delivery in await super()._take(limit):
-            _, record = receipt_of(delivery)
-            if self._letters.is_gone(record.partition, record.offset):
+            lane, record = receipt_of(delivery)
+            if self._letters.is_gone(lane.tp[1], record.offset):
                 self._finish(delivery)
             else:
                 standing.append(delivery)
@@ -64,7 +64,7 @@ class LetterConsumer(LogConsumer):
         return max(0.001, min(wait, super()._next_due()))
 
     def _deliver(self, lane: Lane, record: Record) -> Delivery:
-        event, _, problem = records.incoming(record, self._subscription.mapping, told=True, letter=True)
+        event, _, problem = records.incoming(record, lane.tp, self._subscription.mapping, told=True, letter=True)
         # What its readers go through is no part of the letter's own story.
         note = lane.notes.get(record.offset)
         history = headers.read_history(note) if note else FRESH
@@ -121,6 +121,6 @@ class LetterConsumer(LogConsumer):
 def _places(deliveries: Iterable[Delivery]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = defaultdict(list)
     for delivery in deliveries:
-        _, record = receipt_of(delivery)
-        found[record.partition].append(record.offset)
+        lane, record = receipt_of(delivery)
+        found[lane.tp[1]].append(record.offset)
     return found

@@ -25,6 +25,7 @@ from eventbus.failpoints import failpoint
 from eventbus.settlement import Delivery, HeaderDelta
 from eventbus_kafka._client import TP, GroupConsumer, Moving
 from eventbus_kafka._errors import Fenced
+from eventbus_kafka._unread import Unread
 from eventbus_kafka.lanes import Lane, receipt_of
 from eventbus_kafka.names import Names
 from eventbus_kafka.offsets import NOTHING, NoRoom, decode
@@ -209,31 +210,28 @@ class LogConsumer(Consumer, Moving):
             if not lane.paused and (lane.tier or now - lane.full_since > PATIENCE):
                 lane.paused = True
                 member.pause(lane.tp)
-        came, timeout = False, POLL if all(lane.paused for lane in full) else 0.0
-        while hungry or not self._order:
-            batches = await member.poll(timeout, AT_ONCE, hungry)
-            self._feed(batches)
-            came = came or bool(batches)
-            hungry, timeout = [tp for tp in hungry if tp not in batches], 0.0
-            if sum(map(len, batches.values())) < AT_ONCE or not hungry:
-                break
+        came = False
+        if hungry or not self._order:
+            fetched = await member.poll(POLL if all(lane.paused for lane in full) else 0.0, hungry)
+            self._feed(fetched)
+            came = bool(fetched)
         if full and not came:
             self._roomy.clear()
             await _wait(self._roomy, SHORTLY if hungry else POLL)
         return came
 
-    def _feed(self, batches: Mapping[TP, Sequence[Record]]) -> None:
+    def _feed(self, fetched: Mapping[TP, Unread]) -> None:
         """Give the lanes what was fetched. While the group moves nobody knows yet whose it is: it is fetched again."""
         if self._moving:
             return
-        for tp, records in batches.items():
+        for tp, unread in fetched.items():
             lane = self.lanes.get(tp)
-            if lane is None or not records:
+            if lane is None:
                 continue
-            if records[0].offset < lane.ledger.position:
-                lane = self._begin_again(lane, records[0].offset)
-            lane.feed(records)
-        if batches:
+            if unread.start < lane.fetched:
+                lane = self._begin_again(lane, unread.start)
+            lane.feed(unread)
+        if fetched:
             self._arrived.set()
 
     def _begin_again(self, lane: Lane, start: int) -> Lane:
@@ -242,7 +240,6 @@ class LogConsumer(Consumer, Moving):
         telemetry.log(logging.ERROR, "log_was_cut", self._fields() | fields)
         self._fence([lane])
         fresh = self.lanes[lane.tp] = Lane(lane.tp, start, NOTHING, tier=lane.tier)
-        fresh.share(len(self.lanes))
         self._order = list(self.lanes.values())
         return fresh
 
@@ -257,7 +254,7 @@ class LogConsumer(Consumer, Moving):
         self._next_pass = now + POLL
         epoch, member = self._epoch, self._member
         for lane in self._order:
-            if lane.ledger.open or lane.buffer or member is None:
+            if lane.ledger.open or lane.in_hand or member is None:
                 continue
             position = await member.position(lane.tp)
             if epoch != self._epoch or self._moving or lane.fenced:
@@ -325,12 +322,11 @@ class LogConsumer(Consumer, Moving):
                 lanes[tp] = old
             else:
                 lanes[tp] = Lane(tp, at, legacy, tier=self._names.delay_of(tp[0]))
-        member.begin({tp: lane.ledger.position for tp, lane in lanes.items()})
+        member.begin({tp: lane.fetched for tp, lane in lanes.items()})
         self._fence(lane for tp, lane in self.lanes.items() if lanes.get(tp) is not lane)
         self.lanes, self._order = lanes, list(lanes.values())
         for lane in self._order:
             lane.paused, lane.dirty = False, True
-            lane.share(len(lanes))
         self._moving, self._todo = False, None
         self._entitled = True
         self._settled_down.set()
@@ -417,8 +413,13 @@ class LogConsumer(Consumer, Moving):
         share = max(FEW, limit // len(lanes)) if lanes else 0
         for most in (share, limit):
             for lane in lanes:
-                if lane.buffer and len(found) < limit:
-                    taken = lane.take(min(most, limit - len(found), self._due(lane)))
+                if len(found) < limit and lane.in_hand:
+                    room = min(most, limit - len(found))
+                    try:
+                        taken = lane.take(self._due(lane, room) if lane.tier else room)
+                    except BrokerError as error:  # what was taken of the others must not be lost on the way
+                        self._failure = error
+                        continue
                     found += [self._deliver(lane, record) for record in taken]
                     if lane.wanting:
                         self._commit_soon.set()
@@ -435,13 +436,11 @@ class LogConsumer(Consumer, Moving):
             self._member.resume(lane.tp)
         self._roomy.set()
 
-    def _due(self, lane: Lane) -> int:
+    def _due(self, lane: Lane, most: int) -> int:
         """How many records at the head of a lane may be given out now."""
-        if not lane.tier:
-            return len(lane.buffer)
         number, now = 0, time.time()
-        for record in lane.buffer:
-            if self._available(record, lane.tier) > now:
+        for record in lane.peek(most):
+            if number >= most or self._available(record, lane.tier or 0) > now:
                 break
             number += 1
         return number

@@ -20,7 +20,7 @@ from eventbus_kafka import records
 from eventbus_kafka._client import TP, Client
 from eventbus_kafka.holes import Holes
 from eventbus_kafka.names import Names
-from eventbus_kafka.records import Outgoing, Record
+from eventbus_kafka.records import Outgoing, Placed
 from eventbus_kafka.state import Claim, Letters, stretches
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class KafkaParking(Parking):
         starts = {tp: holes.setdefault(tp, Holes()).begin(begins[tp], ends[tp]) for tp in begins}
         cost = 0
 
-        def take(tp: TP, some: Sequence[Record]) -> bool:
+        def take(tp: TP, some: Sequence[Placed]) -> bool:
             nonlocal cost
             cost += sum(len(record.value or b"") + COST_OF_RECORD for record in some)
             holes[tp].add([record.offset for record in some])
@@ -160,7 +160,7 @@ class KafkaParking(Parking):
         found = await self._client.read({tp: offset}, {tp: offset + 1})
         return (found[tp][0].timestamp, partition, offset + 1) if found[tp] else (-1, -1, -1)
 
-    def _stands(self, record: Record) -> bool:
+    def _stands(self, record: Placed) -> bool:
         return not self._letters.is_gone(record.partition, record.offset)
 
     # --- move ------------------------------------------------------------------------------------------------
@@ -245,9 +245,9 @@ class KafkaParking(Parking):
         cuts = {tp: max(offsets) + 1 for tp, offsets in gone.items() if offsets}
         starts, erased = {tp: begins[tp] for tp in cuts}, 0
         while starts:
-            kept: list[Record] = []
+            kept: list[Placed] = []
 
-            def take(tp: TP, some: Sequence[Record], kept: list[Record] = kept) -> bool:
+            def take(tp: TP, some: Sequence[Placed], kept: list[Placed] = kept) -> bool:
                 kept += filter(self._stands, some)
                 return len(kept) >= _NEAR
 
@@ -265,7 +265,7 @@ class KafkaParking(Parking):
             await self._letters.settled(_places(map(_kept, others)))
         return erased
 
-    async def _rewrite(self, letters: Sequence[Record]) -> list[Record]:
+    async def _rewrite(self, letters: Sequence[Placed]) -> list[Placed]:
         """Write letters again at the end of the log, and say that they are gone here. Returns what others move."""
         if not letters:
             return []
@@ -318,16 +318,16 @@ class KafkaParking(Parking):
 Letter: TypeAlias = tuple[int, int, bytes | None, bytes | None, records.Headers, bool]
 """What is kept of a record in case it is moved: partition, offset, key, value, headers, and whether it has an id and
 nothing embedded. Plain tuples of plain values are none of the garbage collector's business: there may be thousands."""
-Look: TypeAlias = Callable[[Record], tuple[Parked, Letter]]
+Look: TypeAlias = Callable[[Placed], tuple[Parked, Letter]]
 """What is seen of a record, and what is kept of it."""
 
 
-def _read(record: Record) -> tuple[Parked, Letter]:
-    event, story, _ = records.incoming(record, BodyMapping(), told=True)
+def _read(record: Placed) -> tuple[Parked, Letter]:
+    event, story, _ = records.incoming(record, (record.topic, record.partition), BodyMapping(), told=True)
     return Parked(_address(record), event, story), _kept(record)
 
 
-def _glimpsed(record: Record) -> tuple[Parked, Letter]:
+def _glimpsed(record: Placed) -> tuple[Parked, Letter]:
     told = dict(record.headers)
     id, kind = told.get("ce_id"), told.get(records.CONTENT_TYPE)
     if not id or records.EMBEDDED in told or (kind and kind != _JSON and b"cloudevents" in kind.lower()):
@@ -338,7 +338,7 @@ def _glimpsed(record: Record) -> tuple[Parked, Letter]:
     return standing(_address(record), id.decode("utf-8", "replace"), times), letter
 
 
-def _kept(record: Record) -> Letter:
+def _kept(record: Placed) -> Letter:
     return record.partition, record.offset, record.key, record.value, record.headers, False
 
 
@@ -426,7 +426,7 @@ class Walk:
         """So many more of these."""
         left = dict.fromkeys(starts, number)
 
-        def take(tp: TP, some: Sequence[Record]) -> bool:
+        def take(tp: TP, some: Sequence[Placed]) -> bool:
             gone, ahead, before = self._gone[tp[1]], self._ahead[tp], len(self._ahead[tp])
             for record in some:
                 if record.offset not in gone:
@@ -439,7 +439,7 @@ class Walk:
         self._next |= await self._client.scan(starts, self._ends, take)
 
 
-def _address(record: Record) -> str:
+def _address(record: Placed) -> str:
     return f"{record.partition}:{record.offset}"
 
 

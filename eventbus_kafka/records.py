@@ -20,6 +20,8 @@ from eventbus.errors import InvalidEvent, Undecodable
 from eventbus.event import BINARY, JSON, NO_HEADERS, Event
 from eventbus.settlement import HeaderDelta
 
+TP: TypeAlias = tuple[str, int]
+"""Topic and partition."""
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 ORIGIN: Final = "x-eventbus-origin"
@@ -41,13 +43,18 @@ _PLAIN: Final[dict[bytes | None, str]] = {JSON.encode(): JSON, BINARY.encode(): 
 class Record(Protocol):
     """What a consumer reads."""
 
-    topic: str
-    partition: int
     offset: int
     timestamp: int
     key: bytes | None
     value: bytes | None
     headers: Headers
+
+
+class Placed(Record, Protocol):
+    """One that says where it stands."""
+
+    topic: str
+    partition: int
 
 
 class Outgoing(NamedTuple):
@@ -99,7 +106,7 @@ def size_of(record: Outgoing) -> int:
 
 
 def incoming(
-    record: Record, mapping: BodyMapping, *, told: bool, letter: bool = False
+    record: Record, where: TP, mapping: BodyMapping, *, told: bool, letter: bool = False
 ) -> tuple[Event, Mapping[str, object], str]:
     """The event in a record, the reserved headers it carries, and why it cannot be read (or "").
 
@@ -139,7 +146,7 @@ def incoming(
     if record.key is not None and "partitionkey" not in attrs:
         attrs["partitionkey"] = record.key.decode("utf-8", "replace")
     headers: Mapping[str, object] = own or NO_HEADERS
-    id = origin.decode("utf-8", "replace") if origin else address(record)
+    id = origin.decode("utf-8", "replace") if origin else address(record, where)
     try:
         event = wire.decode(attrs, headers, body, content_type, fallback_id=id, fallback_time=taken, mapping=mapping)
     except Undecodable as error:
@@ -176,12 +183,12 @@ def _common(record: Record) -> Event | None:
     return Event.from_wire(text, _shared(type), _shared(source), moment, record.value or b"", _PLAIN[kind], key_)
 
 
-def address(record: Record) -> str:
+def address(record: Record, where: TP) -> str:
     """Where a record stands, in full: the id of a message that has none."""
-    return f"{record.topic}/{record.partition}/{record.offset}"
+    return f"{where[0]}/{where[1]}/{record.offset}"
 
 
-def copy(record: Record, topic: str, delta: HeaderDelta, *, told: bool) -> Outgoing:
+def copy(record: Record, where: TP, topic: str, delta: HeaderDelta, *, told: bool) -> Outgoing:
     """A copy of a record with changed reserved headers; all else to the byte."""
     found: list[tuple[str, bytes | None]] = []
     identified = False
@@ -193,7 +200,7 @@ def copy(record: Record, topic: str, delta: HeaderDelta, *, told: bool) -> Outgo
             continue
         found.append((name, raw))
     if not identified:
-        found.append((ORIGIN, address(record).encode()))
+        found.append((ORIGIN, address(record, where).encode()))
     for name, value in delta.items():
         if value is not None:
             found.append((name, str(value).encode("utf-8", "replace")))

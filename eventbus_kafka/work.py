@@ -49,7 +49,7 @@ class WorkConsumer(LogConsumer):
     def _deliver(self, lane: Lane, record: Record) -> Delivery:
         told = lane.tier is not None
         offset = record.offset
-        event, story, problem = records.incoming(record, self._mapping, told=told)
+        event, story, problem = records.incoming(record, lane.tp, self._mapping, told=told)
         if offset in lane.notes:
             story = {**story, **lane.notes[offset]}
         delivery = Delivery(
@@ -126,7 +126,7 @@ class WorkConsumer(LogConsumer):
         told = lane.tier is not None
         delta = {**lane.notes.get(record.offset, {}), **settlement.headers}  # type: ignore[union-attr]
         if isinstance(settlement, Park):
-            letter = records.copy(record, self._names.dlq, delta, told=told)
+            letter = records.copy(record, lane.tp, self._names.dlq, delta, told=told)
             if self._adapter.options.dlq_format == "embedded":
                 letter = records.with_metadata(letter, delivery.event, self._subscription.service)
             return letter
@@ -134,4 +134,4 @@ class WorkConsumer(LogConsumer):
         topic = await self._adapter.road(self._names, max(0.0, settlement.due_at - time.time()))
         if topic not in self._topics:
             self.look_for_topics()
-        return records.copy(record, topic, delta, told=told)
+        return records.copy(record, lane.tp, topic, delta, told=told)

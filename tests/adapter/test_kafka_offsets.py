@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventbus import Event
+from eventbus.errors import BrokerError
 from eventbus.settlement import Delivery, History
+from eventbus_kafka._unread import Unread
 from eventbus_kafka.holes import Holes
-from eventbus_kafka.lanes import LARGEST_LEAD, SMALLEST_LEAD, Lane
+from eventbus_kafka.lanes import ENOUGH, ENOUGH_BYTES, LARGEST_LEAD, SMALLEST_LEAD, Lane
 from eventbus_kafka.offsets import NOTHING, Ledger, Legacy, NoRoom, Note, contains, decode, encode, merged, ranges_of
 
 OFFSETS = st.lists(st.integers(0, 400), unique=True, max_size=60).map(sorted)
@@ -130,7 +133,7 @@ def test_too_many_notes_do_not_keep_a_commit_from_being_written() -> None:
 def test_a_note_without_room_is_refused_and_changes_nothing() -> None:
     """Whoever is told that a note stands can rely on it, so one too many is told at once."""
     lane = _lane()
-    lane.feed(_records(*range(500)))  # type: ignore[arg-type]
+    _feed(lane, *range(500))
     for offset in range(30):
         lane.note(offset, {"x-retries": 1, "x-due-at": 1794995337127})
     kept = dict(lane.notes)
@@ -159,14 +162,15 @@ def test_ranges_are_merged() -> None:
 # --- a lane: a partition in the hands of a consumer -------------------------------------------------------------
 
 
-def _records(*numbers: int) -> list[object]:
-    return [SimpleNamespace(offset=number, value=b"x" * 10) for number in numbers]
+def _feed(lane: Lane, *numbers: int, size: int = 10) -> None:
+    """Records with these offsets were fetched."""
+    records = iter([SimpleNamespace(offset=number, value=b"x" * 10) for number in numbers])
+    batch = SimpleNamespace(records=records, start=numbers[0], offset=numbers[-1], fetched=size)
+    lane.feed(Unread([batch], "here"))  # type: ignore[list-item]
 
 
-def _lane(start: int = 0, legacy: Legacy = NOTHING, limit: int = 100) -> Lane:
-    lane = Lane(("t", 0), start, legacy, tier=None)
-    lane.limit = limit
-    return lane
+def _lane(start: int = 0, legacy: Legacy = NOTHING) -> Lane:
+    return Lane(("t", 0), start, legacy, tier=None)
 
 
 def _hold(lane: Lane, record: object, *, crashes: int = 0, noted: bool = False) -> None:
@@ -184,7 +188,7 @@ def _commit(lane: Lane, **options: bool) -> Legacy:
 def test_nothing_is_given_out_before_a_commit_says_so() -> None:
     """A message that kills its process at once has left its trace before it was called."""
     lane = _lane()
-    lane.feed(_records(0, 1, 2))  # type: ignore[arg-type]
+    _feed(lane, 0, 1, 2)
     assert lane.take(10) == []
     assert lane.wanting
     said = _commit(lane)
@@ -194,8 +198,8 @@ def test_nothing_is_given_out_before_a_commit_says_so() -> None:
 
 def test_the_lead_grows_while_messages_come_fast_and_shrinks_again() -> None:
     """A busy partition waits for no commit; an idle one has few suspects after a crash."""
-    lane = _lane(limit=10**6)
-    lane.feed(_records(*range(20_000)))  # type: ignore[arg-type]
+    lane = _lane()
+    _feed(lane, *range(20_000))
     leads = []
     for _ in range(8):
         _commit(lane)
@@ -203,7 +207,7 @@ def test_the_lead_grows_while_messages_come_fast_and_shrinks_again() -> None:
         leads.append(lane.lead)
     assert leads[0] == SMALLEST_LEAD
     assert leads[-1] == LARGEST_LEAD
-    while lane.buffer:
+    while lane.in_hand:
         _commit(lane)
         lane.take(100_000)
     for _ in range(20):
@@ -214,22 +218,22 @@ def test_the_lead_grows_while_messages_come_fast_and_shrinks_again() -> None:
 def test_after_a_crash_what_was_out_is_suspect_and_what_was_finished_is_not_handled_again() -> None:
     """The next owner reads the last commit, and knows."""
     lane = _lane()
-    lane.feed(_records(*range(10)))  # type: ignore[arg-type]
+    _feed(lane, *range(10))
     _commit(lane)
     for record in lane.take(4):
         _hold(lane, record)
     lane.finish(2)
     at, text, _ = lane.commit("me")
     heir = _lane(at, decode(at, text))
-    heir.feed(_records(*range(10)))  # type: ignore[arg-type]
-    assert [record.offset for record in heir.buffer] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+    _feed(heir, *range(10))
+    assert [record.offset for record in heir.peek(100)] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
     assert [offset for offset in (0, 1, 3) if heir.is_suspect(offset)] == [0, 1, 3]
 
 
 def test_what_was_released_or_never_given_out_is_no_suspect_after_an_orderly_end() -> None:
     """Only what was held and never settled is."""
     lane = _lane()
-    lane.feed(_records(*range(6)))  # type: ignore[arg-type]
+    _feed(lane, *range(6))
     _commit(lane)
     taken = lane.take(4)
     for record in taken:
@@ -237,7 +241,7 @@ def test_what_was_released_or_never_given_out_is_no_suspect_after_an_orderly_end
     for record in taken[1:3]:
         del lane.held[record.offset]
     lane.put_back(taken[1:3])
-    assert [record.offset for record in lane.buffer] == [1, 2, 4, 5]
+    assert [record.offset for record in lane.peek(100)] == [1, 2, 4, 5]
     said = _commit(lane, ahead=False)
     assert list(said.suspects) == [(0, 1), (3, 4)]
     assert list(_commit(lane, ahead=False, held=False).suspects) == []
@@ -247,7 +251,7 @@ def test_suspicion_and_notes_survive_a_second_crash() -> None:
     """What the owner before us said about messages we have not come to is said again by us."""
     legacy = Legacy([(0, 1), (5, 6)], [(3, 4)], {5: {"x-crashes": 2}}, "other")
     lane = _lane(0, legacy)
-    lane.feed(_records(0, 1))  # type: ignore[arg-type]
+    _feed(lane, 0, 1)
     _commit(lane)
     lane.take(1)
     lane.finish(0)
@@ -260,7 +264,7 @@ def test_suspicion_and_notes_survive_a_second_crash() -> None:
 def test_a_call_that_moves_to_another_consumer_is_no_crash() -> None:
     """The note for a running call is taken back when its partition moves; it stands again if it comes back."""
     lane = _lane()
-    lane.feed(_records(0))  # type: ignore[arg-type]
+    _feed(lane, 0)
     _commit(lane)
     _hold(lane, lane.take(1)[0], crashes=1, noted=True)
     lane.notes[0] = {"x-crashes": 2}
@@ -268,31 +272,29 @@ def test_a_call_that_moves_to_another_consumer_is_no_crash() -> None:
     assert _commit(lane).notes == {0: {"x-crashes": 2}}
 
 
-@pytest.mark.parametrize(("lanes", "limit"), [(1, 384), (12, 384), (100, 46), (5000, 32)])
-def test_many_lanes_keep_less_ready_each(lanes: int, limit: int) -> None:
-    """A consumer of a hundred partitions takes no more memory than one of eight."""
-    lane = Lane(("t", 0), 0, NOTHING, tier=None)
-    lane.share(lanes)
-    assert lane.limit == limit
-    assert 1024 * 1024 <= lane.most_bytes <= max(64 // lanes, 1) * 1024 * 1024 + 1024 * 1024
-
-
 def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
-    """Fetching stops, and goes on only when a good part is used up."""
-    lane = _lane(limit=8)
-    lane.feed(_records(*range(8)))  # type: ignore[arg-type]
+    """No more is taken of what is fetched, and some again only when a good part is used up."""
+    lane = _lane()
+    _feed(lane, *range(ENOUGH))
     assert lane.full
-    _commit(lane)
+    lane.marked = 10**6
     lane.take(3)
     assert not lane.full
     assert not lane.roomy
-    lane.take(1)
+    lane.take(ENOUGH // 2)
     assert lane.roomy
     lane.paused = True
     assert not lane.roomy
-    lane.take(2)
+    lane.take(ENOUGH // 4)
     assert lane.roomy
-    wide = _lane(limit=10**6)
+    heavy = _lane()
+    _feed(heavy, 0, 1, 2, size=ENOUGH_BYTES)
+    heavy.marked = 10**6
+    heavy.take(2)
+    assert heavy.full, "two of three large ones are gone, and all of their bytes are still here"
+    heavy.take(1)
+    assert not heavy.full
+    wide = _lane()
     wide.ledger.see(range(60_000))
     assert wide.full
     for offset in range(1, 60_000):
@@ -300,6 +302,39 @@ def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
     assert wide.full, "one slow message holds tens of thousands of finished ones"
     wide.ledger.finish(0)
     assert not wide.full
+
+
+def test_records_are_read_when_they_are_taken() -> None:
+    """What nobody takes stays the bytes that came, also where offsets are missing."""
+    lane = _lane()
+    _feed(lane, 0, 1, 2, 5, 6, 9)
+    _feed(lane, 12, 13)
+    assert (lane.in_hand, lane.fetched, lane.next, len(lane.buffer)) == (14, 14, 0, 0)
+    assert lane.take(2) == []
+    assert not lane.buffer
+    lane.marked = 6
+    assert [record.offset for record in lane.take(2)] == [0, 1]
+    assert [record.offset for record in lane.take(10)] == [2, 5]
+    lane.marked = 100
+    assert [record.offset for record in lane.take(10)] == [6, 9, 12, 13]
+    assert (lane.in_hand, lane.fetched, lane.next, lane.full) == (0, 14, 14, False)
+
+
+def test_what_cannot_be_read_is_never_passed_over() -> None:
+    """A spoiled batch stops its partition, again and again, and says where it is."""
+
+    def spoiled() -> Iterator[object]:
+        yield SimpleNamespace(offset=0)
+        raise ValueError("no such codec")
+
+    batches = [SimpleNamespace(records=spoiled(), start=0, offset=4, fetched=9)]
+    batches += [SimpleNamespace(records=iter([SimpleNamespace(offset=5)]), start=5, offset=5, fetched=9)]
+    unread = Unread(batches, "kafka:9092 t/0")  # type: ignore[arg-type]
+    assert [record.offset for record in unread.read(1)] == [0]
+    for _ in range(3):
+        with pytest.raises(BrokerError, match=r"kafka:9092 t/0: .* from offset 0 on .*no such codec"):
+            unread.read(1)
+    assert unread.left
 
 
 def test_holes_are_what_was_read_and_had_no_record() -> None:

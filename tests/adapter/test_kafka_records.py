@@ -17,10 +17,11 @@ from eventbus_kafka import records
 TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=30)
 
 
+WHERE = ("wms.main", 2)
+
+
 @dataclass
 class Seen:
-    topic: str = "wms.main"
-    partition: int = 2
     offset: int = 7
     timestamp: int = 1_700_000_000_000
     key: bytes | None = None
@@ -29,7 +30,7 @@ class Seen:
 
 
 def _read(record: Seen, *, told: bool = False, mapping: BodyMapping | None = None) -> tuple[Event, dict, str]:
-    return records.incoming(record, mapping or BodyMapping(), told=told)
+    return records.incoming(record, WHERE, mapping or BodyMapping(), told=told)
 
 
 @given(
@@ -65,7 +66,7 @@ def test_a_copy_keeps_everything_to_the_byte() -> None:
     """Key, value and headers in their order; only our own story is changed."""
     given = [("a", b"1"), ("b", None), ("a", b"\xff"), ("x-retries", b"1"), ("ce_id", b"i")]
     record = Seen(key=b"\x00k", value=None, headers=given)
-    out = records.copy(record, "t", {"x-retries": 2, "x-due-at": None}, told=True)
+    out = records.copy(record, WHERE, "t", {"x-retries": 2, "x-due-at": None}, told=True)
     assert (out.topic, out.key, out.value) == ("t", b"\x00k", None)
     assert list(out.headers) == [("a", b"1"), ("b", None), ("a", b"\xff"), ("ce_id", b"i"), ("x-retries", b"2")]
 
@@ -75,7 +76,7 @@ def test_a_strangers_past_counts_for_nothing() -> None:
     record = Seen(headers=[("x-retries", b"9"), ("x-park-reason", b"p"), ("mine", b"1")])
     event, story, _ = _read(record)
     assert (dict(event.headers), story) == ({"mine": "1"}, {})
-    assert all(name != "x-retries" for name, _ in records.copy(record, "t", {}, told=False).headers)
+    assert all(name != "x-retries" for name, _ in records.copy(record, WHERE, "t", {}, told=False).headers)
     _, story, _ = _read(record, told=True)
     assert headers.read_history(story).retries == 9
 
@@ -85,10 +86,10 @@ def test_a_message_without_an_id_has_its_place_as_one_and_keeps_it() -> None:
     record = Seen(value=b"plain", headers=[("h", b"1")])
     event, _, _ = _read(record)
     assert (event.id, event.type, event.body) == ("wms.main/2/7", "message", b"plain")
-    copy = records.copy(record, "t", {}, told=False)
-    again = Seen("t", 0, 99, value=copy.value, headers=list(copy.headers))
+    copy = records.copy(record, WHERE, "t", {}, told=False)
+    again = Seen(99, value=copy.value, headers=list(copy.headers))
     assert _read(again, told=True)[0].id == "wms.main/2/7"
-    third = records.copy(again, "u", {"x-retries": 1}, told=True)
+    third = records.copy(again, WHERE, "u", {"x-retries": 1}, told=True)
     assert [name for name, _ in third.headers] == ["h", records.ORIGIN, "x-retries"]
 
 
@@ -138,7 +139,7 @@ def test_seed_3s_metadata_goes_in_and_comes_out_to_the_byte(body: bytes) -> None
     event = Event("order.created", body, time=datetime(2026, 1, 1, tzinfo=timezone.utc))
     story = {headers.FINAL_ERROR: "500: broken", headers.ERROR_TYPE: "ValueError", headers.FINAL_RETRIES: 3}
     story |= {headers.LAST_FAILED_AT: "2026-01-01T00:00:00.000Z", headers.PARKED_AT: "2026-01-01T00:00:01.000Z"}
-    plain = records.copy(Seen(value=body, headers=[("ce_id", b"1")]), "dlq", story, told=False)
+    plain = records.copy(Seen(value=body, headers=[("ce_id", b"1")]), WHERE, "dlq", story, told=False)
     letter = records.with_metadata(plain, event, "wms-stock")
     assert json.loads(letter.value or b"")["dlq_metadata"] == {
         "original_error": "500: broken",
@@ -149,7 +150,7 @@ def test_seed_3s_metadata_goes_in_and_comes_out_to_the_byte(body: bytes) -> None
     }
     stored = Seen("dlq", value=letter.value, headers=list(letter.headers))
     assert _read(stored, told=True)[0].body == body
-    back = records.copy(stored, "wms.retry.wms-stock.0", {}, told=True)
+    back = records.copy(stored, WHERE, "wms.retry.wms-stock.0", {}, told=True)
     assert (back.value, [name for name, _ in back.headers if name == records.EMBEDDED]) == (body, [])
 
 

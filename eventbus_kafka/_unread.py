@@ -1,0 +1,102 @@
+"""What was fetched of a partition stays bytes until somebody wants a record of it. The only other place with aiokafka.
+
+aiokafka makes objects of everything that it was asked for, one by one, in Python. Thousands of them wait then, and the
+garbage collector walks through all of them again and again: a third of what a message cost. So it gets batches in the
+place of records, and does with them all that it does: checks them, skips what was aborted, moves its position. What is
+in them is read here, by the same parser, a handful at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+from aiokafka.consumer import fetcher
+
+from eventbus.errors import BrokerError
+from eventbus_kafka.records import Record
+
+
+class Unread:
+    """Records of one partition that were fetched together, in their order."""
+
+    __slots__ = ("_problem", "_records", "_where", "end", "left", "size", "start")
+
+    def __init__(self, batches: Sequence[_Batch], where: str) -> None:
+        """`where` they come from, for whoever must be told that they cannot be read."""
+        self._records = chain.from_iterable(batch.records for batch in batches)
+        self._where = where
+        self._problem: BrokerError | None = None
+        self.start = batches[0].start
+        """Where they begin: no record is before it."""
+        self.end = batches[-1].offset + 1
+        """Beyond the last of them."""
+        self.size = batches[0].fetched
+        """Bytes that they take, as they came."""
+        self.left = True
+        """Whether there may be more."""
+
+    def read(self, most: int) -> list[Record]:
+        """The next ones; fewer where there are gaps, none at the end. Raises for what cannot be read, every time."""
+        if self._problem is not None:
+            raise self._problem.with_traceback(None)
+        try:
+            found = list(islice(self._records, most))
+        except Exception as error:
+            problem = f"{self._where}: what was fetched from offset {self.start} on cannot be read ({error!r})"
+            self._problem = BrokerError(problem)
+            raise self._problem from error
+        self.left = len(found) == most
+        if found and found[0].offset < self.start:  # it was asked for from the middle of a batch on
+            return [record for record in found if record.offset >= self.start]
+        return found
+
+
+class _Batch:
+    """A batch as aiokafka reads it, that has itself for its only record, with the last offset in it."""
+
+    def __init__(self, records: Any, fetched: int) -> None:
+        self.records = records
+        self.fetched = fetched
+        self.offset = records.next_offset - 1
+        self.start = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.records, name)
+
+    def __iter__(self) -> Iterator[_Batch]:
+        return iter((self,))
+
+    def __next__(self) -> Any:
+        return next(self.records)  # of a batch that says how a transaction ended
+
+
+class _Batches:
+    def __init__(self, records: Any) -> None:
+        self._records = records
+        self._size = records.size_in_bytes()
+        self.has_next = records.has_next
+
+    def next_batch(self) -> _Batch:
+        return _Batch(self._records.next_batch(), self._size)
+
+
+class _PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]
+    def __init__(self, tp: Any, records: Any, *rest: Any) -> None:
+        super().__init__(tp, _Batches(records), *rest)
+
+    def _consumer_record(self, tp: Any, record: _Batch) -> _Batch:
+        record.start = self.next_fetch_offset
+        return record
+
+
+_FETCHING: Final = FunctionType(
+    fetcher.Fetcher._proc_fetch_request.__code__, vars(fetcher) | {"PartitionRecords": _PartitionRecords}
+)
+
+
+def leave_unread(consumer: Any) -> None:
+    """Let a consumer of aiokafka that was started give out batches. Its own code, with another class in it."""
+    consumer._fetcher._proc_fetch_request = MethodType(_FETCHING, consumer._fetcher)
