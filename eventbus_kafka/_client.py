@@ -329,18 +329,24 @@ class Client:
 
     async def begins(self, partitions: Sequence[TP]) -> dict[TP, int]:
         """The first offsets of partitions."""
-        found = await self.call(self._look.beginning_offsets([TopicPartition(*tp) for tp in partitions]))
+        found = await self.call(self._look.beginning_offsets(self._known_to_it(partitions)))
         return {tuple(tp): offset for tp, offset in found.items()}
 
     async def ends(self, partitions: Sequence[TP]) -> dict[TP, int]:
         """The offsets that the next records of partitions will have."""
-        found = await self.call(self._look.end_offsets([TopicPartition(*tp) for tp in partitions]))
+        found = await self.call(self._look.end_offsets(self._known_to_it(partitions)))
         return {tuple(tp): offset for tp, offset in found.items()}
 
     async def since(self, partitions: Sequence[TP], timestamp: int) -> dict[TP, int]:
         """The first offsets of partitions whose records are not older than a time (in ms), where there are any."""
-        found = await self.call(self._look.offsets_for_times({TopicPartition(*tp): timestamp for tp in partitions}))
+        found = await self.call(self._look.offsets_for_times(dict.fromkeys(self._known_to_it(partitions), timestamp)))
         return {tuple(tp): at.offset for tp, at in found.items() if at is not None}
+
+    def _known_to_it(self, partitions: Sequence[TP]) -> list[TopicPartition]:
+        """Partitions that the reader will be asked about. It learns of each topic by failing, so we tell it of all."""
+        for topic in {tp[0] for tp in partitions}:
+            self._look._client.add_topic(topic)
+        return [TopicPartition(*tp) for tp in partitions]
 
     async def read(
         self, starts: Mapping[TP, int], ends: Mapping[TP, int], *, keep: Callable[[Placed], bool] = lambda record: True

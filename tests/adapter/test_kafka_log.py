@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -28,7 +29,9 @@ from eventbus.settlement import ACK, Release, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter
 from eventbus_kafka._client import TP, Fenced, GroupConsumer, Moving
+from eventbus_kafka._unread import Unread
 from eventbus_kafka.log import LogConsumer
+from eventbus_kafka.records import Record
 from tests.brokers.kafka import shared_url
 
 RELEASE_UNNOTED = Release({headers.CRASHES: None})
@@ -486,6 +489,59 @@ async def test_a_consumer_whose_coroutine_ends_says_so(place: Place, monkeypatch
                 await consumer.settle([(delivery, ACK)])
                 with pytest.raises(ZeroDivisionError):
                     await consumer.receive(1, 10.0)
+
+
+async def test_a_batch_is_read_on_from_where_the_consumer_before_us_came_to(place: Place) -> None:
+    """Kafka gives out whole batches: what was finished of one is not handled again, all of the rest is."""
+    service = place.service()
+    async with place.bus(compression="lz4") as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(60)])
+        done: list[object] = []
+        for number in (7, 30, 23):
+            async with bus.adapter.consume(service.subscription()) as consumer:
+                got: list[Delivery] = []
+                while len(got) < number:
+                    got += await consumer.receive(number - len(got), 10.0)
+                assert await consumer.settle([(delivery, ACK) for delivery in got]) == ["done"] * number
+                done += [delivery.event.data for delivery in got]
+        assert done == list(range(60))
+
+
+async def test_a_partition_that_cannot_be_read_holds_up_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its consumer says what is wrong, handles what stands elsewhere, and passes over nothing."""
+    service, spoiled = place.service(), f"{place.prefix}.main/0"
+    seen: list[object] = []
+
+    @service.on("#")
+    async def handle(data: int) -> None:
+        seen.append(data)
+
+    def bad_batch() -> Iterator[Record]:
+        raise ValueError("no such codec")
+        yield  # type: ignore[unreachable]
+
+    begin = Unread.__init__
+
+    def spoil(self: Unread, batches: Sequence[object], where: str) -> None:
+        begin(self, batches, where)  # type: ignore[arg-type]
+        if where.endswith(spoiled):
+            self._records = chain(bad_batch())
+
+    async with place.bus(partitions=2) as bus:
+        await bus.provision(service)
+        with monkeypatch.context() as broken:
+            broken.setattr(Unread, "__init__", spoil)
+            async with running(bus, service):
+                await bus.publish_many([Event("a", n) for n in range(256)])
+                await eventually(lambda: len(seen) == 128, "the other partition was handled")
+                await eventually(lambda: not bus.health[service.name].ready, "whoever asks is told")
+        assert any(f"{spoiled}: what was fetched" in record.getMessage() for record in caplog.records)
+        async with running(bus, service):
+            await eventually(lambda: len(seen) == 256, "once it can be read, all is handled")
+    assert sorted(seen) == list(range(256))  # type: ignore[type-var]
 
 
 async def test_a_log_that_was_cut_is_read_from_where_it_begins_now(place: Place) -> None:
