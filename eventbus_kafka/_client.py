@@ -35,7 +35,7 @@ from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, hung_u
 from eventbus_kafka._unread import Unread, leave_unread
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
-from eventbus_kafka.records import TP, Outgoing, Placed
+from eventbus_kafka.records import TP, Outgoing, Record
 
 Answer: TypeAlias = BrokerError | int
 """What became of a record that was to be written: the offset it has (below 0: not known), or why it may have none."""
@@ -99,6 +99,7 @@ class Client:
         try:
             await self.start(admin)
             await self.start(reader)
+            leave_unread(reader)
         except BaseException:
             await _quietly(admin.close())
             await _quietly(reader.stop())
@@ -349,12 +350,12 @@ class Client:
         return [TopicPartition(*tp) for tp in partitions]
 
     async def read(
-        self, starts: Mapping[TP, int], ends: Mapping[TP, int], *, keep: Callable[[Placed], bool] = lambda record: True
-    ) -> dict[TP, list[Placed]]:
+        self, starts: Mapping[TP, int], ends: Mapping[TP, int], *, keep: Callable[[Record], bool] = lambda record: True
+    ) -> dict[TP, list[Record]]:
         """Records of partitions between two offsets."""
-        found: dict[TP, list[Placed]] = {tp: [] for tp in starts}
+        found: dict[TP, list[Record]] = {tp: [] for tp in starts}
 
-        def take(tp: TP, some: Sequence[Placed]) -> bool:
+        def take(tp: TP, some: Sequence[Record]) -> bool:
             found[tp] += filter(keep, some)
             return False
 
@@ -362,7 +363,7 @@ class Client:
         return found
 
     async def scan(
-        self, starts: Mapping[TP, int], ends: Mapping[TP, int], take: Callable[[TP, Sequence[Placed]], bool]
+        self, starts: Mapping[TP, int], ends: Mapping[TP, int], take: Callable[[TP, Sequence[Record]], bool]
     ) -> dict[TP, int]:
         """Show what partitions have between two offsets, a few records at a time, until `take` says that it is enough.
 
@@ -382,13 +383,14 @@ class Client:
                     for tp in left:
                         reader.seek(TopicPartition(*tp), starts[tp])
                     while left:
-                        batches = await reader.getmany(timeout_ms=100, max_records=TAKEN_TOGETHER)
+                        fetched = _unread(await reader.getmany(timeout_ms=100), self.where)
                         for tp in list(left):
-                            some = batches.get(tp, ())
-                            if some and some[-1].offset >= ends[tp]:
-                                some = [record for record in some if record.offset < ends[tp]]
-                            enough = bool(some) and take(tp, some)
                             at = await reader.position(TopicPartition(*tp))
+                            enough = False
+                            while tp in fetched and not enough and (some := fetched[tp].read(TAKEN_TOGETHER)):
+                                within = [record for record in some if record.offset < ends[tp]]
+                                enough = (bool(within) and take(tp, within)) or len(within) < len(some)
+                                at = some[-1].offset + 1 if enough else at
                             if enough or at >= ends[tp]:
                                 goes_on[tp] = min(at, ends[tp])
                                 left.discard(tp)
@@ -650,8 +652,7 @@ class GroupConsumer:
         some = [TopicPartition(*tp) for tp in partitions]
         with translated(self._client.where):
             found = await self._consumer.getmany(*some, timeout_ms=round(timeout * 1000))
-        where = self._client.where
-        return {tuple(tp): Unread(some, f"{where} {tp.topic}/{tp.partition}") for tp, some in found.items()}
+        return _unread(found, self._client.where)
 
     def check(self) -> None:
         """Raise where nobody leads the group: polls are just empty then, and whoever is idle would never know."""
@@ -743,6 +744,10 @@ class _DeleteGroups(Request[_DeleteGroupsStruct]):  # type: ignore[misc]
 
     def build(self, request_struct_class: type[_DeleteGroupsStruct]) -> _DeleteGroupsStruct:
         return request_struct_class(self._groups)
+
+
+def _unread(found: Mapping[TopicPartition, Any], where: str) -> dict[TP, Unread]:
+    return {tuple(tp): Unread(batches, f"{where} {tp.topic}/{tp.partition}") for tp, batches in found.items()}
 
 
 def _asked(topics: list[str] | None) -> MetadataRequest:

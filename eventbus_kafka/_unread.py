@@ -9,7 +9,7 @@ in them is read here, by the same parser, a handful at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from types import FunctionType, MethodType
 from typing import Any, Final
 
@@ -26,11 +26,13 @@ class Unread:
 
     def __init__(self, batches: Sequence[_Batch], where: str) -> None:
         """`where` they come from, for whoever must be told that they cannot be read."""
-        self._records = chain.from_iterable(batch.records for batch in batches)
+        records = chain.from_iterable(batch.records for batch in batches)
+        start = batches[0].start
+        self._records: Iterator[Record] = dropwhile(lambda record: record.offset < start, records)
         self._where = where
         self._problem: BrokerError | None = None
-        self.start = batches[0].start
-        """Where they begin: no record is before it."""
+        self.start = start
+        """Where they begin, maybe in the middle of a batch."""
         self.end = batches[-1].offset + 1
         """Beyond the last of them."""
         self.size = batches[0].fetched
@@ -39,7 +41,7 @@ class Unread:
         """Whether there may be more."""
 
     def read(self, most: int) -> list[Record]:
-        """The next ones; fewer where there are gaps, none at the end. Raises for what cannot be read, every time."""
+        """The next ones; fewer at the end. Raises for what cannot be read, every time: nothing is passed over."""
         if self._problem is not None:
             raise self._problem.with_traceback(None)
         try:
@@ -49,8 +51,6 @@ class Unread:
             self._problem = BrokerError(problem)
             raise self._problem from error
         self.left = len(found) == most
-        if found and found[0].offset < self.start:  # it was asked for from the middle of a batch on
-            return [record for record in found if record.offset >= self.start]
         return found
 
 

@@ -20,7 +20,7 @@ from eventbus_kafka import records
 from eventbus_kafka._client import TP, Client
 from eventbus_kafka.holes import Holes
 from eventbus_kafka.names import Names
-from eventbus_kafka.records import Outgoing, Placed
+from eventbus_kafka.records import Outgoing, Record
 from eventbus_kafka.state import Claim, Letters, stretches
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class KafkaParking(Parking):
         starts = {tp: holes.setdefault(tp, Holes()).begin(begins[tp], ends[tp]) for tp in begins}
         cost = 0
 
-        def take(tp: TP, some: Sequence[Placed]) -> bool:
+        def take(tp: TP, some: Sequence[Record]) -> bool:
             nonlocal cost
             cost += sum(len(record.value or b"") + COST_OF_RECORD for record in some)
             holes[tp].add([record.offset for record in some])
@@ -159,9 +159,6 @@ class KafkaParking(Parking):
             return (-1, -1, -1)  # retention took it and all before it
         found = await self._client.read({tp: offset}, {tp: offset + 1})
         return (found[tp][0].timestamp, partition, offset + 1) if found[tp] else (-1, -1, -1)
-
-    def _stands(self, record: Placed) -> bool:
-        return not self._letters.is_gone(record.partition, record.offset)
 
     # --- move ------------------------------------------------------------------------------------------------
 
@@ -245,43 +242,43 @@ class KafkaParking(Parking):
         cuts = {tp: max(offsets) + 1 for tp, offsets in gone.items() if offsets}
         starts, erased = {tp: begins[tp] for tp in cuts}, 0
         while starts:
-            kept: list[Placed] = []
+            kept: list[Letter] = []
 
-            def take(tp: TP, some: Sequence[Placed], kept: list[Placed] = kept) -> bool:
-                kept += filter(self._stands, some)
+            def take(tp: TP, some: Sequence[Record], kept: list[Letter] = kept) -> bool:
+                kept += [_kept(tp[1], record) for record in some if not self._letters.is_gone(tp[1], record.offset)]
                 return len(kept) >= _NEAR
 
             upto = await self._client.scan(starts, cuts, take)
             gone = {tp: self._gone_within(tp, starts[tp], upto[tp]) for tp in starts}
             others = await self._rewrite(kept)
-            for record in others:  # cut before these for now
-                tp = (record.topic, record.partition)
-                upto[tp] = min(upto[tp], record.offset)
+            for partition, offset, *_ in others:  # cut before these for now
+                tp = (self._names.dlq, partition)
+                upto[tp] = min(upto[tp], offset)
             erased += sum(offset < upto[tp] for tp, offsets in gone.items() for offset in offsets)
             await self._client.truncate(upto)
             self._letters.begin(begins := begins | upto)
             await self._letters.forget()
             starts = {tp: at for tp, at in upto.items() if at < cuts[tp]}
-            await self._letters.settled(_places(map(_kept, others)))
+            await self._letters.settled(_places(others))
         return erased
 
-    async def _rewrite(self, letters: Sequence[Placed]) -> list[Placed]:
+    async def _rewrite(self, letters: Sequence[Letter]) -> list[Letter]:
         """Write letters again at the end of the log, and say that they are gone here. Returns what others move."""
         if not letters:
             return []
-        key, mine = await self._letters.claim(_places(map(_kept, letters)))
+        claim, mine = await self._letters.claim(_places(letters))
         copies = [
-            Outgoing(self._names.dlq, record.key, record.value, record.headers, record.partition)
-            for record in letters
-            if record.offset in mine[record.partition]
+            Outgoing(self._names.dlq, key, value, headers, partition)
+            for partition, offset, key, value, headers, _ in letters
+            if offset in mine[partition]
         ]
         for error in await self._client.send(copies):
             if error is not None:
                 raise error
         failpoint("kafka.erase.between-copy-and-state")
-        await self._letters.say(mine, "erased", key)
+        await self._letters.say(mine, "erased", claim)
         failpoint("kafka.erase.before-cut")
-        return [record for record in letters if record.offset not in mine[record.partition]]
+        return [letter for letter in letters if letter[1] not in mine[letter[0]]]
 
     def _gone_within(self, tp: TP, begin: int, end: int) -> list[int]:
         """The offsets of letters that are gone, as far as the log still has them."""
@@ -311,35 +308,35 @@ class KafkaParking(Parking):
             asked = set(offsets)
             for start, end in stretches(asked, _NEAR):
                 some = await self._client.read({tp: start}, {tp: end}, keep=lambda r, asked=asked: r.offset in asked)  # type: ignore[misc]
-                found |= {_address(record): _kept(record) for record in some[tp]}
+                found |= {_address(tp[1], record): _kept(tp[1], record) for record in some[tp]}
         return found
 
 
 Letter: TypeAlias = tuple[int, int, bytes | None, bytes | None, records.Headers, bool]
 """What is kept of a record in case it is moved: partition, offset, key, value, headers, and whether it has an id and
 nothing embedded. Plain tuples of plain values are none of the garbage collector's business: there may be thousands."""
-Look: TypeAlias = Callable[[Placed], tuple[Parked, Letter]]
+Look: TypeAlias = Callable[[TP, Record], tuple[Parked, Letter]]
 """What is seen of a record, and what is kept of it."""
 
 
-def _read(record: Placed) -> tuple[Parked, Letter]:
-    event, story, _ = records.incoming(record, (record.topic, record.partition), BodyMapping(), told=True)
-    return Parked(_address(record), event, story), _kept(record)
+def _read(tp: TP, record: Record) -> tuple[Parked, Letter]:
+    event, story, _ = records.incoming(record, tp, BodyMapping(), told=True)
+    return Parked(_address(tp[1], record), event, story), _kept(tp[1], record)
 
 
-def _glimpsed(record: Placed) -> tuple[Parked, Letter]:
+def _glimpsed(tp: TP, record: Record) -> tuple[Parked, Letter]:
     told = dict(record.headers)
     id, kind = told.get("ce_id"), told.get(records.CONTENT_TYPE)
     if not id or records.EMBEDDED in told or (kind and kind != _JSON and b"cloudevents" in kind.lower()):
-        return _read(record)
+        return _read(tp, record)
     times = headers.number(told[headers.REDRIVEN_COUNT]) if headers.REDRIVEN_COUNT in told else 0
     rest = tuple([pair for pair in record.headers if pair[0] not in _TAKEN_AWAY])
-    letter = (record.partition, record.offset, record.key, record.value, rest, True)
-    return standing(_address(record), id.decode("utf-8", "replace"), times), letter
+    letter = (tp[1], record.offset, record.key, record.value, rest, True)
+    return standing(_address(tp[1], record), id.decode("utf-8", "replace"), times), letter
 
 
-def _kept(record: Placed) -> Letter:
-    return record.partition, record.offset, record.key, record.value, record.headers, False
+def _kept(partition: int, record: Record) -> Letter:
+    return partition, record.offset, record.key, record.value, tuple(record.headers), False
 
 
 class _Changes:
@@ -426,11 +423,11 @@ class Walk:
         """So many more of these."""
         left = dict.fromkeys(starts, number)
 
-        def take(tp: TP, some: Sequence[Placed]) -> bool:
+        def take(tp: TP, some: Sequence[Record]) -> bool:
             gone, ahead, before = self._gone[tp[1]], self._ahead[tp], len(self._ahead[tp])
             for record in some:
                 if record.offset not in gone:
-                    seen = (record.timestamp, record.partition, record.offset, *self._look(record))
+                    seen = (record.timestamp, tp[1], record.offset, *self._look(tp, record))
                     if seen >= self._start:
                         ahead.append(seen)
             left[tp] -= len(ahead) - before
@@ -439,8 +436,8 @@ class Walk:
         self._next |= await self._client.scan(starts, self._ends, take)
 
 
-def _address(record: Placed) -> str:
-    return f"{record.partition}:{record.offset}"
+def _address(partition: int, record: Record) -> str:
+    return f"{partition}:{record.offset}"
 
 
 def _places(letters: Iterable[Letter]) -> dict[int, list[int]]:

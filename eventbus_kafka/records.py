@@ -50,13 +50,6 @@ class Record(Protocol):
     headers: Headers
 
 
-class Placed(Record, Protocol):
-    """One that says where it stands."""
-
-    topic: str
-    partition: int
-
-
 class Outgoing(NamedTuple):
     """What a producer writes."""
 

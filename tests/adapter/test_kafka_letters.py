@@ -67,6 +67,24 @@ async def test_pages_go_over_partitions_by_the_time_of_parking(place: Place) -> 
         assert await parking.count() == (40, True)
 
 
+async def test_a_page_begins_in_the_middle_of_a_batch(place: Place) -> None:
+    """However many letters were written together, and however far into them a page begins, none is left out."""
+    service = place.service()
+    async with place.bus(dlq_compression="snappy") as bus:
+        await bus.provision(service)
+        letters = [Parked("", Event("a", n), {headers.PARK_REASON: "permanent"}) for n in range(700)]
+        parking = _parking(bus, service)
+        assert set(await parking.restore(letters)) == {"done"}
+        seen, page = [], await parking.browse(None, 230)
+        while True:
+            seen += [letter.event.data for letter in page.letters]
+            if page.next is None:
+                break
+            page = await parking.browse(page.next, 230)
+        assert seen == list(range(700))
+        assert [letter.event.data for letter in (await parking.browse("0:650", 230)).letters] == list(range(651, 700))
+
+
 async def test_a_walk_that_keeps_its_place_shows_the_same_and_sees_what_others_took(place: Place) -> None:
     """Within one look pages of any size show every letter once, oldest first, but for those purged meanwhile."""
     service = place.service()
