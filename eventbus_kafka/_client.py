@@ -492,7 +492,7 @@ class Producer:
     async def _deliver(self, records: Sequence[Outgoing]) -> list[Answer]:
         producer = await self._ready()
         answers: list[Answer] = [-1] * len(records)
-        spread = await self._spread(records, answers)
+        spread = await self._spread(producer, records, answers)
         shelves = {tp: _pack(producer, records, places) for tp, places in spread.items()}
         works = [self._write(producer, tp, shelf, answers) for tp, shelf in shelves.items()]
         try:
@@ -541,15 +541,19 @@ class Producer:
                     answers[place] = problem
         return problem is None
 
-    async def _spread(self, records: Sequence[Outgoing], answers: list[Answer]) -> dict[TP, list[int]]:
-        """The records of every partition: by key as Java's client does it, without one in turn, some at a time."""
+    async def _spread(self, producer: Any, records: Sequence[Outgoing], answers: list[Answer]) -> dict[TP, list[int]]:
+        """The records of every partition: by key as Java's client does it, without one in turn, some at a time.
+
+        How many there are the producer knows best: it hears of new ones by itself.
+        """
         counts: dict[str, int] = {}
         refused: dict[str, Refused] = {}
         free: dict[str, list[int]] = defaultdict(list)
         spread: dict[TP, list[int]] = defaultdict(list)
         for topic in {record[0] for record in records}:
             try:
-                counts[topic] = await self._client.partitions(topic)
+                counts[topic] = len(producer.client.cluster.partitions_for_topic(topic) or ())
+                counts[topic] = counts[topic] or await self._client.partitions(topic)
             except Refused as error:
                 counts[topic], refused[topic] = 0, error
         for place, (topic, key, _, _, partition) in enumerate(records):

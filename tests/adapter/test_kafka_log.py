@@ -244,6 +244,27 @@ async def test_new_partitions_are_read_from_their_start(place: Place) -> None:
             await drained(bus, service)
 
 
+async def test_new_partitions_are_written_to(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher hears of them while it runs, so that they take their share of the load."""
+    monkeypatch.setattr("eventbus_kafka._client.METADATA_AGE", 100)
+    service, main = place.service(), f"{place.prefix}.main"
+    async with place.bus() as bus:
+        await bus.provision(service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        client = bus.adapter.client
+        await bus.publish("first")
+        admin = AIOKafkaAdminClient(bootstrap_servers=place.address)
+        await admin.start()
+        await admin.create_partitions({main: NewPartitions(2)})
+        await admin.close()
+
+        async def written() -> bool:
+            await bus.publish_many([Event("a", key=str(n)) for n in range(20)])
+            return (await client.ends([(main, 1)]))[main, 1] > 0
+
+        await eventually(written, "the new partition is written to")
+
+
 async def test_every_tier_that_exists_is_read(place: Place) -> None:
     """Retries of a policy that nobody has any more come back all the same."""
     calls: list[int] = []

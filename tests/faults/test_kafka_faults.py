@@ -141,9 +141,13 @@ async def test_partitions_added_under_load_are_read_from_their_start(alone: list
             *("--bootstrap-server", alone[0].address, "--alter", "--topic", main, "--partitions", "12"),
         )
         await run.published(MESSAGES)
-        await run.sample(sure=True)
-        used = {tp[1] for tp in run.samples[-1].committed if tp[0] == main}
-        assert used == set(range(12))
+
+        async def all_are_used() -> bool:
+            await run.sample(sure=True)
+            committed = run.samples[-1].committed.items()
+            return {tp[1] for tp, (offset, _) in committed if tp[0] == main and offset} == set(range(12))
+
+        await run.until(all_are_used, "messages are written to the new partitions, and read")
 
 
 async def test_a_topic_with_gaps_is_consumed_to_its_end_in_short(alone: list[KafkaNode], tmp_path: Path) -> None:
