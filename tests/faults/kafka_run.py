@@ -182,10 +182,9 @@ class Run:
                 partitions = [(topic, number) for topic in mine for number in range(topics[topic])]
                 begins, ends = await adapter.client.begins(partitions), await adapter.client.ends(partitions)
                 found[name] = []
-                for records in (await adapter.client.read(begins, ends)).values():
+                for tp, records in (await adapter.client.read(begins, ends)).items():
                     found[name] += [
-                        Copy(record.topic, record.partition, record.offset, _id(record), record.timestamp / 1000)
-                        for record in records
+                        Copy(*tp, record.offset, _id(record), record.timestamp / 1000) for record in records
                     ]
         finally:
             await adapter.aclose()
