@@ -41,6 +41,8 @@ Answer: TypeAlias = BrokerError | int
 """What became of a record that was to be written: the offset it has (below 0: not known), or why it may have none."""
 Shelf: TypeAlias = list[tuple[Any, list[int]]]
 """Batches for one partition, each with the places of its records among all that are written."""
+Rest: TypeAlias = dict[TP, tuple[int, Unread]]
+"""What was fetched of partitions and not looked at: the offset where it goes on, and the bytes."""
 T = TypeVar("T")
 
 BATCH_BYTES: Final = 256 * 1024
@@ -363,17 +365,45 @@ class Client:
         return found
 
     async def scan(
-        self, starts: Mapping[TP, int], ends: Mapping[TP, int], take: Callable[[TP, Sequence[Record]], bool]
+        self,
+        starts: Mapping[TP, int],
+        ends: Mapping[TP, int],
+        take: Callable[[TP, Sequence[Record]], bool],
+        rest: Rest | None = None,
     ) -> dict[TP, int]:
         """Show what partitions have between two offsets, a few records at a time, until `take` says that it is enough.
 
-        Returns where each goes on. A few, because whoever makes of them what he needs at once finds all in the
-        processor's cache, and because many objects alive at the same time are what the garbage collector is slow with.
+        Returns where each goes on, and leaves in `rest` what was fetched beyond, for who comes back with it. A few,
+        because whoever makes of them what he needs at once finds all in the processor's cache, and because many
+        objects alive at the same time are what the garbage collector is slow with.
         """
+        goes_on, rest = dict(starts), {} if rest is None else rest
+
+        def show(tp: TP, unread: Unread) -> bool:
+            """Whether it was enough, or all up to the end."""
+            while some := unread.read(TAKEN_TOGETHER):
+                within = [record for record in some if record.offset < ends[tp]]
+                enough = bool(within) and take(tp, within)
+                goes_on[tp] = some[-1].offset + 1
+                if enough and len(within) == len(some):
+                    rest[tp] = goes_on[tp], unread
+                if enough or len(within) < len(some):
+                    return True
+            goes_on[tp] = unread.end
+            return bool(unread.end >= ends[tp])
+
         left = {tp for tp, start in starts.items() if start < ends[tp]}
-        goes_on = {tp: ends[tp] for tp in starts}
-        if not left:
-            return goes_on
+        for tp in list(left):
+            at, unread = rest.pop(tp, (-1, None))
+            if unread is not None and at == starts[tp] and show(tp, unread):
+                left.discard(tp)
+        if left:
+            await self._fetch(left, goes_on, ends, show)
+        return {tp: min(at, ends[tp]) for tp, at in goes_on.items()}
+
+    async def _fetch(
+        self, left: set[TP], goes_on: dict[TP, int], ends: Mapping[TP, int], show: Callable[[TP, Unread], bool]
+    ) -> None:
         async with self._reading:
             reader = self._look
             deadline = asyncio.get_running_loop().time() + self.options.timeout
@@ -381,18 +411,16 @@ class Client:
                 with translated(self.where):
                     reader.assign([TopicPartition(*tp) for tp in left])
                     for tp in left:
-                        reader.seek(TopicPartition(*tp), starts[tp])
+                        reader.seek(TopicPartition(*tp), goes_on[tp])
                     while left:
                         fetched = _unread(await reader.getmany(timeout_ms=100), self.where)
                         for tp in list(left):
-                            at = await reader.position(TopicPartition(*tp))
-                            enough = False
-                            while tp in fetched and not enough and (some := fetched[tp].read(TAKEN_TOGETHER)):
-                                within = [record for record in some if record.offset < ends[tp]]
-                                enough = (bool(within) and take(tp, within)) or len(within) < len(some)
-                                at = some[-1].offset + 1 if enough else at
-                            if enough or at >= ends[tp]:
-                                goes_on[tp] = min(at, ends[tp])
+                            if tp in fetched:
+                                done = show(tp, fetched[tp])
+                            else:  # it may have moved on over offsets that have no record
+                                goes_on[tp] = await reader.position(TopicPartition(*tp))
+                                done = goes_on[tp] >= ends[tp]
+                            if done:
                                 left.discard(tp)
                                 reader.pause(TopicPartition(*tp))
                         if left and asyncio.get_running_loop().time() > deadline:
@@ -400,7 +428,6 @@ class Client:
             finally:
                 if self._reader is reader:
                     reader._subscription.unsubscribe()  # the public one forgets the leaders too, and asks again
-        return goes_on
 
     async def truncate(self, offsets: Mapping[TP, int]) -> None:
         """Delete the records of partitions before an offset, for good."""

@@ -17,7 +17,7 @@ from eventbus.event import JSON
 from eventbus.failpoints import failpoint
 from eventbus.settlement import HeaderDelta
 from eventbus_kafka import records
-from eventbus_kafka._client import TP, Client
+from eventbus_kafka._client import TP, Client, Rest
 from eventbus_kafka.holes import Holes
 from eventbus_kafka.names import Names
 from eventbus_kafka.records import Outgoing, Record
@@ -390,6 +390,7 @@ class Walk:
         self._gone = gone
         self._look = look
         self._ahead: dict[TP, list[Seen]] = {tp: [] for tp in starts}
+        self._rest: Rest = {}
 
     async def take(self, limit: int) -> tuple[list[Seen], bool]:
         """The next letters that stand, and whether there are more after them."""
@@ -433,7 +434,7 @@ class Walk:
             left[tp] -= len(ahead) - before
             return left[tp] <= 0
 
-        self._next |= await self._client.scan(starts, self._ends, take)
+        self._next |= await self._client.scan(starts, self._ends, take, self._rest)
 
 
 def _address(partition: int, record: Record) -> str:

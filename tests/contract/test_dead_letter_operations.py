@@ -530,8 +530,9 @@ async def test_a_killed_redrive_loses_nothing(name: str, tmp_path: Path) -> None
             operator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
             assert operator.stdout is not None
             try:
-                operator.stdout.readline()
-                await asyncio.sleep(dice.uniform(0.0, 0.1))  # any moment
+                for _ in range(dice.randint(1, 2)):  # it is ready; one piece is moved
+                    operator.stdout.readline()
+                await asyncio.sleep(dice.uniform(0.0, 0.02))  # any moment
                 operator.send_signal(signal.SIGKILL)
                 assert operator.wait(10) == -signal.SIGKILL
             except AssertionError:
