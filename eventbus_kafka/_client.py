@@ -32,7 +32,7 @@ from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 from eventbus.errors import BrokerError, BrokerUnavailable
 from eventbus_kafka import _logs
 from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, hung_up, translate, translated
-from eventbus_kafka._unread import Unread, leave_unread
+from eventbus_kafka._unread import MOST_TOGETHER, Unread, fetch_together, leave_unread, together
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
 from eventbus_kafka.records import TP, Outgoing, Record
@@ -50,8 +50,6 @@ FEWEST_TOGETHER: Final = 64
 """Records without a key that go to one partition before the next has its turn."""
 LONG_POLL: Final = 100
 """Milliseconds that a fetch waits at the broker: what is resumed or assigned meanwhile waits as long."""
-FETCHED_TOGETHER: Final = 256 * 1024
-"""Bytes of a partition that come at once; as objects they take several times as much. A larger record comes alone."""
 TAKEN_TOGETHER: Final = 100
 """Records that are looked at together."""
 METADATA_AGE: Final = 10_000
@@ -92,7 +90,7 @@ class Client:
             enable_auto_commit=False,
             auto_offset_reset="earliest",  # where retention was faster than we, the rest is still to be read
             fetch_max_wait_ms=20,
-            max_partition_fetch_bytes=FETCHED_TOGETHER,
+            max_partition_fetch_bytes=MOST_TOGETHER,
             retry_backoff_ms=10,  # the first question about a topic costs one: its leader is not known yet
             isolation_level="read_committed",
             **self.parameters(),
@@ -652,8 +650,7 @@ class GroupConsumer:
             auto_offset_reset="earliest",
             isolation_level="read_committed",
             fetch_max_wait_ms=LONG_POLL,
-            max_partition_fetch_bytes=FETCHED_TOGETHER,
-            fetch_max_bytes=32 * FETCHED_TOGETHER,
+            fetch_max_bytes=32 * MOST_TOGETHER,
             session_timeout_ms=round(options.session_timeout * 1000),
             heartbeat_interval_ms=max(50, round(options.session_timeout * 100)),
             max_poll_interval_ms=round(options.session_timeout * 10_000),  # we poll always, whatever handlers do
@@ -706,6 +703,7 @@ class GroupConsumer:
 
     def begin(self, offsets: Mapping[TP, int]) -> None:
         """Fetch all of these, each from its offset on; raises Fenced where they are being taken away just now."""
+        fetch_together(self._consumer, together(len(offsets)))
         try:
             with translated(self._client.where):
                 for tp, offset in offsets.items():

@@ -18,6 +18,15 @@ from aiokafka.consumer import fetcher
 from eventbus.errors import BrokerError
 from eventbus_kafka.records import Record
 
+MOST_TOGETHER: Final = 256 * 1024
+LEAST_TOGETHER: Final = 16 * 1024
+IN_ALL: Final = 32 * 1024 * 1024
+
+
+def together(partitions: int) -> int:
+    """Bytes of one of so many partitions that are fetched at once. A larger batch comes alone."""
+    return max(LEAST_TOGETHER, min(MOST_TOGETHER, IN_ALL // max(1, partitions)))
+
 
 class Unread:
     """Records of one partition that were fetched together, in their order."""
@@ -100,3 +109,8 @@ _FETCHING: Final = FunctionType(
 def leave_unread(consumer: Any) -> None:
     """Let a consumer of aiokafka that was started give out batches. Its own code, with another class in it."""
     consumer._fetcher._proc_fetch_request = MethodType(_FETCHING, consumer._fetcher)
+
+
+def fetch_together(consumer: Any, size: int) -> None:
+    """How much of a partition comes at once: aiokafka wants to know before it knows how many there will be."""
+    consumer._fetcher._max_partition_fetch_bytes = size

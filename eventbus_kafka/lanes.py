@@ -9,7 +9,7 @@ from typing import Final
 from eventbus import headers
 from eventbus.settlement import Delivery, HeaderDelta
 from eventbus_kafka import offsets
-from eventbus_kafka._unread import Unread
+from eventbus_kafka._unread import Unread, together
 from eventbus_kafka.offsets import Ledger, Legacy, NoRoom, Note, noted
 from eventbus_kafka.records import Record
 
@@ -22,7 +22,6 @@ GROWTH: Final = 16
 """A backlog waits for one commit until the lead is at its largest; smaller steps cost it a tenth of a second."""
 ENOUGH: Final = 256
 """Records in hand with which a lane takes no more of what was fetched: enough until the next have come."""
-ENOUGH_BYTES: Final = 256 * 1024
 MOST_OPEN: Final = 50_000
 """Offsets between the lowest unfinished one and the newest: what a very slow message may hold in memory."""
 
@@ -37,7 +36,7 @@ class Lane:
 
     __slots__ = (
         "_bytes", "_given", "_legacy", "_unread", "buffer", "dirty", "fenced", "full_since", "held", "lead", "ledger",
-        "legacy_end", "marked", "notes", "paused", "said", "tier", "tp", "wanting", "words",
+        "legacy_end", "marked", "notes", "paused", "room", "said", "tier", "tp", "wanting", "words",
     )  # fmt: skip
 
     def __init__(self, tp: tuple[str, int], start: int, legacy: Legacy, *, tier: int | None) -> None:
@@ -64,6 +63,8 @@ class Lane:
         self.full_since = 0.0
         self.dirty = True
         self._bytes = 0
+        self.room = together(1)
+        """Bytes with which it takes no more, however few records they are."""
 
     # --- fetched ---------------------------------------------------------------------------------------------
 
@@ -111,12 +112,12 @@ class Lane:
     @property
     def full(self) -> bool:
         """Whether to take no more for now of what is fetched."""
-        return self.in_hand >= ENOUGH or self._bytes >= ENOUGH_BYTES or self._crowded(MOST_OPEN)
+        return self.in_hand >= ENOUGH or self._bytes >= self.room or self._crowded(MOST_OPEN)
 
     @property
     def roomy(self) -> bool:
         """Whether to feed it again: a paused one when a good part is used up, or there would be no end of pausing."""
-        few = self.in_hand <= ENOUGH // (4 if self.paused else 2) and self._bytes < ENOUGH_BYTES
+        few = self.in_hand <= ENOUGH // (4 if self.paused else 2) and self._bytes < self.room
         return few and not self._crowded(MOST_OPEN // 2)
 
     def _crowded(self, most: int) -> bool:

@@ -528,6 +528,30 @@ async def test_a_batch_is_read_on_from_where_the_consumer_before_us_came_to(plac
         assert done == list(range(60))
 
 
+async def test_partitions_share_the_memory_of_their_consumer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a backlog in each, none keeps more than its share and what came with it, and all of it is handled."""
+    share = 16 * 1024
+    monkeypatch.setattr("eventbus_kafka._unread.IN_ALL", 5 * share)
+    service = place.service()
+    seen: list[int] = []
+
+    @service.on("#")
+    async def handle(event: Event) -> None:
+        seen.append(event.data["n"])  # type: ignore[index]
+
+    async with place.bus(partitions=4) as bus:  # and one for re-driven events
+        await bus.provision(service)
+        for start in range(0, 4000, 100):
+            await bus.publish_many([Event("a", {"n": n, "x": "x" * 100}) for n in range(start, start + 100)])
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            assert isinstance(consumer, LogConsumer)
+            await eventually(lambda: sum(lane.full for lane in consumer.lanes.values()) == 4, "all are full")
+            assert max(lane._bytes for lane in consumer.lanes.values()) < 2 * share
+        async with running(bus, service):
+            await eventually(lambda: len(seen) >= 4000, "all are handled")
+    assert sorted(seen) == list(range(4000))
+
+
 async def test_a_partition_that_cannot_be_read_holds_up_no_other(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

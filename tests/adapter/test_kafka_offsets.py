@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from eventbus import Event
 from eventbus.errors import BrokerError
 from eventbus.settlement import Delivery, History
-from eventbus_kafka._unread import Unread
+from eventbus_kafka._unread import Unread, together
 from eventbus_kafka.holes import Holes
-from eventbus_kafka.lanes import ENOUGH, ENOUGH_BYTES, LARGEST_LEAD, SMALLEST_LEAD, Lane
+from eventbus_kafka.lanes import ENOUGH, LARGEST_LEAD, SMALLEST_LEAD, Lane
 from eventbus_kafka.offsets import NOTHING, Ledger, Legacy, NoRoom, Note, contains, decode, encode, merged, ranges_of
 
 OFFSETS = st.lists(st.integers(0, 400), unique=True, max_size=60).map(sorted)
@@ -288,7 +288,7 @@ def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
     lane.take(ENOUGH // 4)
     assert lane.roomy
     heavy = _lane()
-    _feed(heavy, 0, 1, 2, size=ENOUGH_BYTES)
+    _feed(heavy, 0, 1, 2, size=heavy.room)
     heavy.marked = 10**6
     heavy.take(2)
     assert heavy.full, "two of three large ones are gone, and all of their bytes are still here"
@@ -302,6 +302,12 @@ def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
     assert wide.full, "one slow message holds tens of thousands of finished ones"
     wide.ledger.finish(0)
     assert not wide.full
+
+
+@pytest.mark.parametrize(("partitions", "kilobytes"), [(0, 256), (1, 256), (128, 256), (1024, 32), (100_000, 16)])
+def test_many_partitions_are_fetched_in_smaller_pieces(partitions: int, kilobytes: int) -> None:
+    """A consumer of a thousand partitions takes hardly more memory than one of a hundred."""
+    assert together(partitions) == kilobytes * 1024
 
 
 def test_records_are_read_when_they_are_taken() -> None:
