@@ -202,6 +202,9 @@ class LogConsumer(Consumer, Moving):
         """
         member = self._member
         assert member is not None
+        for lane in self._order:  # also one of which nothing is left to take: it waited for a message to be finished
+            if lane.full_since and lane.roomy:
+                self._make_room(lane)
         full = [lane for lane in self._order if lane.full]
         hungry = [lane.tp for lane in self._order if not lane.full]
         now = asyncio.get_running_loop().time()

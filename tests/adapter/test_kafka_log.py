@@ -26,7 +26,7 @@ from eventbus import (
 from eventbus.errors import BrokerUnavailable
 from eventbus.settlement import ACK, Release, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
-from eventbus_kafka import KafkaAdapter
+from eventbus_kafka import KafkaAdapter, lanes
 from eventbus_kafka._client import TP, Fenced, GroupConsumer, Moving
 from eventbus_kafka._unread import Unread
 from eventbus_kafka.log import LogConsumer
@@ -635,3 +635,34 @@ async def _receive(consumer: object) -> list[Delivery]:
         found: list[Delivery] = await consumer.receive(1, 1.0)  # type: ignore[attr-defined]
         if found:
             return found
+
+
+async def test_a_partition_goes_on_once_its_slowest_message_is_done(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many were finished behind it that no more were fetched, and nothing was left to take; then it was finished."""
+    monkeypatch.setattr(lanes, "MOST_OPEN", 600)
+    service = place.service()
+    may_end, seen = asyncio.Event(), set[int]()
+
+    @service.on("#")
+    async def handle(event: Event) -> None:
+        if event.body == b"0":
+            await may_end.wait()
+        seen.add(int(event.body))
+
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("t", str(number).encode()) for number in range(5000)])
+        async with running(bus, service):
+            assert isinstance(bus.adapter, KafkaAdapter)
+            (consumer,) = bus.adapter._consumers
+
+            def stuck() -> bool:
+                lane = consumer.lanes.get((f"{place.prefix}.main", 0))
+                return lane is not None and lane.paused and not lane.in_hand
+
+            await eventually(stuck, "the partition was paused, all was taken")
+            assert 0 < len(seen) < 5000
+            may_end.set()
+            await eventually(lambda: len(seen) == 5000, "the rest was fetched and handled")
