@@ -208,9 +208,9 @@ class Client:
         """The topics as of the last time somebody asked for them."""
         return self._partitions
 
-    async def partitions(self, topic: str) -> int:
-        """How many partitions a topic has, 0 where there is none; what is known is not asked again."""
-        found = self._partitions.get(topic) or (await self.describe([topic])).get(topic, 0)
+    async def partitions(self, topic: str, *, known: bool = True) -> int:
+        """How many partitions a topic has, 0 where there is none; what is `known` will do, if there is anything."""
+        found = (known and self._partitions.get(topic)) or (await self.describe([topic])).get(topic, 0)
         if not found:
             self.permitted(topic)
         return found
@@ -569,7 +569,8 @@ class Producer:
     async def _spread(self, producer: Any, records: Sequence[Outgoing], answers: list[Answer]) -> dict[TP, list[int]]:
         """The records of every partition: by key as Java's client does it, without one in turn, some at a time.
 
-        How many there are the producer knows best: it hears of new ones by itself.
+        How many there are the producer knows best: it hears of new ones by itself. A new producer knows of none, and
+        what was true when the one before it failed may not be so any more: it is asked for.
         """
         counts: dict[str, int] = {}
         refused: dict[str, Refused] = {}
@@ -578,7 +579,7 @@ class Producer:
         for topic in {record[0] for record in records}:
             try:
                 counts[topic] = len(producer.client.cluster.partitions_for_topic(topic) or ())
-                counts[topic] = counts[topic] or await self._client.partitions(topic)
+                counts[topic] = counts[topic] or await self._client.partitions(topic, known=False)
             except Refused as error:
                 counts[topic], refused[topic] = 0, error
         for place, (topic, key, _, _, partition) in enumerate(records):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 
 from eventbus import (
     BrokerError,
@@ -263,6 +263,29 @@ async def test_new_partitions_are_written_to(place: Place, monkeypatch: pytest.M
             return (await client.ends([(main, 1)]))[main, 1] > 0
 
         await eventually(written, "the new partition is written to")
+
+
+async def test_a_topic_that_was_made_anew_with_fewer_partitions_is_written_to(place: Place) -> None:
+    """A publisher that fails once asks again how many there are, and does not write to the old ones for ever."""
+    service, main = place.service(), f"{place.prefix}.main"
+    events = [Event("a", key=str(number)) for number in range(20)]
+    async with place.bus(partitions=8, timeout="2s") as bus:
+        await bus.provision(service)
+        await bus.publish_many(events)
+        admin = AIOKafkaAdminClient(bootstrap_servers=place.address)
+        await admin.start()
+        await admin.delete_topics([main])
+        await admin.create_topics([NewTopic(main, 2, 1)])
+        await admin.close()
+
+        async def written() -> bool:
+            try:
+                await bus.publish_many(events)
+            except PublishError:
+                return False
+            return True
+
+        await eventually(written, "all events are stored")
 
 
 async def test_every_tier_that_exists_is_read(place: Place) -> None:
