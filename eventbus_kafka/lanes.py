@@ -142,9 +142,8 @@ class Lane:
         return taken
 
     def put_back(self, records: Iterable[Record]) -> None:
-        """Give these out again, in their order, before all others."""
-        for record in sorted(records, key=lambda record: record.offset, reverse=True):
-            self.buffer.appendleft(record)
+        """Give these out again, each in its place: the next is always the lowest, or a commit would not know of it."""
+        self.buffer = deque(sorted([*records, *self.buffer], key=lambda record: record.offset))
         self.dirty = True
 
     def is_suspect(self, offset: int) -> bool:

@@ -149,6 +149,13 @@ async def test_a_dead_letter_topic_that_is_too_small_is_said_at_start(place: Pla
     await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, dlq, {"max.message.bytes": "1000"})])
     await admin.close()
     async with place.bus(max_event_bytes=200_000) as bus:
+        assert isinstance(bus.adapter, KafkaAdapter)
+        client = bus.adapter.client
+
+        async def changed() -> bool:
+            return (await client.configs([dlq]))[dlq]["max.message.bytes"] == "1000"
+
+        await eventually(changed, "the broker has heard of it")
         with pytest.raises(TopologyMismatch, match=r"max\.message\.bytes is 1000"):
             await bus.provision(service)
 

@@ -247,6 +247,22 @@ def test_what_was_released_or_never_given_out_is_no_suspect_after_an_orderly_end
     assert list(_commit(lane, ahead=False, held=False).suspects) == []
 
 
+def test_what_is_put_back_takes_its_place_again() -> None:
+    """In whatever turn they come back: the next to be given out is the lowest, and the commit begins with it."""
+    lane = _lane()
+    _feed(lane, *range(6))
+    _commit(lane)
+    taken = lane.take(4)
+    for record in taken:
+        _hold(lane, record)
+    for record in (taken[1], taken[3], taken[2]):
+        del lane.held[record.offset]
+        lane.put_back([record])
+    assert lane.next == 1
+    assert list(_commit(lane, ahead=False).suspects) == [(0, 1)]
+    assert [record.offset for record in lane.take(10)] == [1, 2, 3, 4, 5]
+
+
 def test_suspicion_and_notes_survive_a_second_crash() -> None:
     """What the owner before us said about messages we have not come to is said again by us."""
     legacy = Legacy([(0, 1), (5, 6)], [(3, 4)], {5: {"x-crashes": 2}}, "other")
