@@ -22,7 +22,7 @@ from tests.brokers.kafka import node
 PORT = 19180
 NUMBER = 30_000
 FEW = 1_500
-ROUNDS = 3
+ROUNDS = 5
 PARTITIONS = 6
 SLOW = 5.0
 BODY = json.dumps(DATA).encode()

@@ -345,14 +345,15 @@ def _instant(text: str | None) -> datetime | None:
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
 
 
-_texts: dict[bytes, str] = {}
+shared_texts: dict[bytes, str] = {}
+"""What `shared_text` knows: whoever calls it for every message looks here first."""
 
 
 def shared_text(raw: bytes) -> str:
     """Text that is one of few, as types, sources and content types are: one object for all of a kind."""
-    known = _texts.get(raw)
+    known = shared_texts.get(raw)
     if known is None:
         known = raw.decode("utf-8", "replace")
-        if len(_texts) < 4096:
-            _texts[raw] = known
+        if len(shared_texts) < 4096:
+            shared_texts[raw] = known
     return known

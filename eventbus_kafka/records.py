@@ -35,6 +35,7 @@ _COMMON: Final = ("ce_id", "ce_type", "ce_source", "ce_time")
 _VERSION: Final = ("ce_specversion", wire.SPEC_VERSION.encode())
 _from_iso: Final = datetime.fromisoformat
 _shared: Final = wire.shared_text
+_known: Final = wire.shared_texts.get
 _KEY: Final = "ce_partitionkey"
 _PLAIN: Final[dict[bytes | None, str]] = {JSON.encode(): JSON, BINARY.encode(): BINARY}
 """Content types of which one knows without looking that the body is no envelope."""
@@ -173,7 +174,8 @@ def _common(record: Record) -> Event | None:
         text, key_ = id.decode(), None if key is None else key.decode()
     except ValueError:
         return None
-    return Event.from_wire(text, _shared(type), _shared(source), moment, record.value or b"", _PLAIN[kind], key_)
+    type_, source_ = _known(type) or _shared(type), _known(source) or _shared(source)
+    return Event.from_wire(text, type_, source_, moment, record.value or b"", _PLAIN[kind], key_)
 
 
 def address(record: Record, where: TP) -> str:
