@@ -40,7 +40,7 @@ POLL: Final = 0.1
 """How long one poll waits; a poll is never cancelled, so it is short."""
 SHORTLY: Final = 0.01
 """How long to wait for a full lane to have room while others could be fed."""
-AT_ONCE: Final = 64
+AT_ONCE: Final = 96
 """Messages that are given out together: their objects are gone again before the garbage collector looks at them."""
 FEW: Final = 32
 """Of those so many of one partition, before the next has its turn."""

@@ -107,10 +107,6 @@ def incoming(
     `told`: the record is a copy of ours, and its reserved headers are true. On a shared topic they are a stranger's,
     and count for nothing. `letter`: they are headers of the event too, for readers of dead letters.
     """
-    if not told:
-        event = _common(record)
-        if event is not None:
-            return event, NO_STORY, ""
     attrs: dict[str, str] = {}
     story: dict[str, object] = {}
     own: dict[str, object] = {}
@@ -150,8 +146,11 @@ def incoming(
     return event, story, ""
 
 
-def _common(record: Record) -> Event | None:
-    """What nearly every message of ours looks like, with a key or without, and no detour."""
+def usual(record: Record) -> Event | None:
+    """The event in a record of the shared topic that looks as nearly all of ours do, with a key or without.
+
+    None for any other: see `incoming`, which takes four times as long.
+    """
     key = None
     if len(record.headers) == 6:
         first, (second, id), (third, type), (fourth, source), (fifth, time), (last, kind) = record.headers

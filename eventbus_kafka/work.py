@@ -47,9 +47,11 @@ class WorkConsumer(LogConsumer):
         return sorted([names.main, *(topic for topic in topics if names.delay_of(topic) is not None)])
 
     def _deliver(self, lane: Lane, record: Record) -> Delivery:
-        told = lane.tier is not None
-        offset = record.offset
-        event, story, problem = records.incoming(record, lane.tp, self._mapping, told=told)
+        offset, told = record.offset, lane.tier is not None
+        story, problem = records.NO_STORY, ""
+        event = None if told else records.usual(record)
+        if event is None:
+            event, story, problem = records.incoming(record, lane.tp, self._mapping, told=told)
         if offset in lane.notes:
             story = {**story, **lane.notes[offset]}
         delivery = Delivery(
@@ -74,8 +76,8 @@ class WorkConsumer(LogConsumer):
         copies: list[int] = []
         released: dict[Lane, list[Record]] = {}
         for place, (delivery, settlement) in enumerate(items):
-            lane, record = receipt_of(delivery)
-            offset = record.offset
+            receipt: tuple[Lane, Record] = delivery.receipt  # type: ignore[assignment]
+            lane, offset = receipt[0], receipt[1].offset
             if lane.fenced or lane.held.get(offset) is not delivery:
                 continue
             if offset in lane.notes:  # a note that outlives its message is a crash to the next consumer
@@ -86,7 +88,7 @@ class WorkConsumer(LogConsumer):
             elif isinstance(settlement, Release):
                 del lane.held[offset]
                 self._change_note(lane, offset, settlement)
-                released.setdefault(lane, []).append(record)
+                released.setdefault(lane, []).append(receipt[1])
                 answers[place] = "done"
             else:
                 copies.append(place)
