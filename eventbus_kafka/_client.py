@@ -32,7 +32,7 @@ from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 from eventbus.errors import BrokerError, BrokerUnavailable
 from eventbus_kafka import _logs
 from eventbus_kafka._errors import Fenced, OutOfOrder, Refused, TooLarge, hung_up, translate, translated
-from eventbus_kafka._unread import MOST_TOGETHER, Unread, fetch_together, leave_unread, together
+from eventbus_kafka._unread import LARGEST_PIECE, Unread, fetch_pieces, leave_unread, piece_of_each
 from eventbus_kafka.names import Topic
 from eventbus_kafka.options import Options
 from eventbus_kafka.records import TP, Outgoing, Record
@@ -90,7 +90,7 @@ class Client:
             enable_auto_commit=False,
             auto_offset_reset="earliest",  # where retention was faster than we, the rest is still to be read
             fetch_max_wait_ms=20,
-            max_partition_fetch_bytes=MOST_TOGETHER,
+            max_partition_fetch_bytes=LARGEST_PIECE,
             retry_backoff_ms=10,  # the first question about a topic costs one: its leader is not known yet
             isolation_level="read_committed",
             **self.parameters(),
@@ -330,20 +330,20 @@ class Client:
 
     async def begins(self, partitions: Sequence[TP]) -> dict[TP, int]:
         """The first offsets of partitions."""
-        found = await self.call(self._look.beginning_offsets(self._known_to_it(partitions)))
+        found = await self.call(self._look.beginning_offsets(self._introduced(partitions)))
         return {tuple(tp): offset for tp, offset in found.items()}
 
     async def ends(self, partitions: Sequence[TP]) -> dict[TP, int]:
         """The offsets that the next records of partitions will have."""
-        found = await self.call(self._look.end_offsets(self._known_to_it(partitions)))
+        found = await self.call(self._look.end_offsets(self._introduced(partitions)))
         return {tuple(tp): offset for tp, offset in found.items()}
 
     async def since(self, partitions: Sequence[TP], timestamp: int) -> dict[TP, int]:
         """The first offsets of partitions whose records are not older than a time (in ms), where there are any."""
-        found = await self.call(self._look.offsets_for_times(dict.fromkeys(self._known_to_it(partitions), timestamp)))
+        found = await self.call(self._look.offsets_for_times(dict.fromkeys(self._introduced(partitions), timestamp)))
         return {tuple(tp): at.offset for tp, at in found.items() if at is not None}
 
-    def _known_to_it(self, partitions: Sequence[TP]) -> list[TopicPartition]:
+    def _introduced(self, partitions: Sequence[TP]) -> list[TopicPartition]:
         """Partitions that the reader will be asked about. It learns of each topic by failing, so we tell it of all."""
         for topic in {tp[0] for tp in partitions}:
             self._look._client.add_topic(topic)
@@ -651,7 +651,7 @@ class GroupConsumer:
             auto_offset_reset="earliest",
             isolation_level="read_committed",
             fetch_max_wait_ms=LONG_POLL,
-            fetch_max_bytes=32 * MOST_TOGETHER,
+            fetch_max_bytes=32 * LARGEST_PIECE,
             session_timeout_ms=round(options.session_timeout * 1000),
             heartbeat_interval_ms=max(50, round(options.session_timeout * 100)),
             max_poll_interval_ms=round(options.session_timeout * 10_000),  # we poll always, whatever handlers do
@@ -704,7 +704,7 @@ class GroupConsumer:
 
     def begin(self, offsets: Mapping[TP, int]) -> None:
         """Fetch all of these, each from its offset on; raises Fenced where they are being taken away just now."""
-        fetch_together(self._consumer, together(len(offsets)))
+        fetch_pieces(self._consumer, piece_of_each(len(offsets)))
         try:
             with translated(self._client.where):
                 for tp, offset in offsets.items():

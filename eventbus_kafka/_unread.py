@@ -18,14 +18,15 @@ from aiokafka.consumer import fetcher
 from eventbus.errors import BrokerError
 from eventbus_kafka.records import Record
 
-MOST_TOGETHER: Final = 256 * 1024
-LEAST_TOGETHER: Final = 16 * 1024
+LARGEST_PIECE: Final = 256 * 1024
+SMALLEST_PIECE: Final = 16 * 1024
 IN_ALL: Final = 32 * 1024 * 1024
+"""Bytes of all partitions that lanes keep; as much again may wait at the fetcher."""
 
 
-def together(partitions: int) -> int:
+def piece_of_each(partitions: int) -> int:
     """Bytes of one of so many partitions that are fetched at once. A larger batch comes alone."""
-    return max(LEAST_TOGETHER, min(MOST_TOGETHER, IN_ALL // max(1, partitions)))
+    return max(SMALLEST_PIECE, min(LARGEST_PIECE, IN_ALL // max(1, partitions)))
 
 
 class Unread:
@@ -111,6 +112,6 @@ def leave_unread(consumer: Any) -> None:
     consumer._fetcher._proc_fetch_request = MethodType(_FETCHING, consumer._fetcher)
 
 
-def fetch_together(consumer: Any, size: int) -> None:
+def fetch_pieces(consumer: Any, size: int) -> None:
     """How much of a partition comes at once: aiokafka wants to know before it knows how many there will be."""
     consumer._fetcher._max_partition_fetch_bytes = size

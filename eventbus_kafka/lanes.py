@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from eventbus import headers
+from eventbus.errors import BrokerError
 from eventbus.settlement import Delivery, HeaderDelta
 from eventbus_kafka import offsets
-from eventbus_kafka._unread import Unread, together
+from eventbus_kafka._unread import Unread, piece_of_each
 from eventbus_kafka.offsets import Ledger, Legacy, NoRoom, Note, noted
 from eventbus_kafka.records import Record
 
@@ -64,7 +65,7 @@ class Lane:
         self.full_since = 0.0
         self.dirty = True
         self._bytes = 0
-        self.room = together(1)
+        self.room = piece_of_each(1)
         """Bytes with which it takes no more, however few records they are."""
 
     # --- fetched ---------------------------------------------------------------------------------------------
@@ -78,7 +79,12 @@ class Lane:
         """The next records, up to so many if there are as many; they are still to be taken."""
         while self._unread and len(self.buffer) < most:
             first = self._unread[0]
-            records = first.read(most - len(self.buffer))
+            try:
+                records = first.read(most - len(self.buffer))
+            except BrokerError:
+                if self.buffer:  # first what stands before
+                    break
+                raise
             if records:
                 self._see(records)
             if not first.left or self.ledger.position >= first.end:

@@ -25,7 +25,7 @@ from eventbus.failpoints import failpoint
 from eventbus.settlement import Delivery, HeaderDelta
 from eventbus_kafka._client import TP, GroupConsumer, Moving
 from eventbus_kafka._errors import Fenced
-from eventbus_kafka._unread import Unread, together
+from eventbus_kafka._unread import Unread, piece_of_each
 from eventbus_kafka.lanes import Lane, receipt_of
 from eventbus_kafka.names import Names
 from eventbus_kafka.offsets import NOTHING, NoRoom, decode
@@ -330,7 +330,7 @@ class LogConsumer(Consumer, Moving):
         self._fence(lane for tp, lane in self.lanes.items() if lanes.get(tp) is not lane)
         self.lanes, self._order = lanes, list(lanes.values())
         for lane in self._order:
-            lane.paused, lane.dirty, lane.room = False, True, together(len(lanes))
+            lane.paused, lane.dirty, lane.room = False, True, piece_of_each(len(lanes))
         self._moving, self._todo = False, None
         self._entitled = True
         self._settled_down.set()

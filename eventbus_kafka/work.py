@@ -76,8 +76,8 @@ class WorkConsumer(LogConsumer):
         copies: list[int] = []
         released: dict[Lane, list[Record]] = {}
         for place, (delivery, settlement) in enumerate(items):
-            receipt: tuple[Lane, Record] = delivery.receipt  # type: ignore[assignment]
-            lane, offset = receipt[0], receipt[1].offset
+            lane, record = receipt_of(delivery)
+            offset = record.offset
             if lane.fenced or lane.held.get(offset) is not delivery:
                 continue
             if offset in lane.notes:  # a note that outlives its message is a crash to the next consumer
@@ -88,7 +88,7 @@ class WorkConsumer(LogConsumer):
             elif isinstance(settlement, Release):
                 del lane.held[offset]
                 self._change_note(lane, offset, settlement)
-                released.setdefault(lane, []).append(receipt[1])
+                released.setdefault(lane, []).append(record)
                 answers[place] = "done"
             else:
                 copies.append(place)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from eventbus import Event
 from eventbus.errors import BrokerError
 from eventbus.settlement import Delivery, History
-from eventbus_kafka._unread import Unread, together
+from eventbus_kafka._unread import Unread, piece_of_each
 from eventbus_kafka.holes import Holes
 from eventbus_kafka.lanes import ENOUGH, LARGEST_LEAD, SMALLEST_LEAD, Lane
 from eventbus_kafka.offsets import NOTHING, Ledger, Legacy, NoRoom, Note, contains, decode, encode, merged, ranges_of
+from eventbus_kafka.records import Record
 
 OFFSETS = st.lists(st.integers(0, 400), unique=True, max_size=60).map(sorted)
 
@@ -178,6 +179,15 @@ def _hold(lane: Lane, record: object, *, crashes: int = 0, noted: bool = False) 
     lane.held[record.offset] = delivery  # type: ignore[attr-defined]
 
 
+def _give_out(lane: Lane, number: int, *, of: int) -> list[Record]:
+    _feed(lane, *range(of))
+    _commit(lane)
+    taken = lane.take(number)
+    for record in taken:
+        _hold(lane, record)
+    return taken
+
+
 def _commit(lane: Lane, **options: bool) -> Legacy:
     at, text, mark = lane.commit("me", **options)
     if options.get("ahead", True):
@@ -233,11 +243,7 @@ def test_after_a_crash_what_was_out_is_suspect_and_what_was_finished_is_not_hand
 def test_what_was_released_or_never_given_out_is_no_suspect_after_an_orderly_end() -> None:
     """Only what was held and never settled is."""
     lane = _lane()
-    _feed(lane, *range(6))
-    _commit(lane)
-    taken = lane.take(4)
-    for record in taken:
-        _hold(lane, record)
+    taken = _give_out(lane, 4, of=6)
     for record in taken[1:3]:
         del lane.held[record.offset]
     lane.put_back(taken[1:3])
@@ -250,11 +256,7 @@ def test_what_was_released_or_never_given_out_is_no_suspect_after_an_orderly_end
 def test_what_is_put_back_takes_its_place_again() -> None:
     """In whatever turn they come back: the next to be given out is the lowest, and the commit begins with it."""
     lane = _lane()
-    _feed(lane, *range(6))
-    _commit(lane)
-    taken = lane.take(4)
-    for record in taken:
-        _hold(lane, record)
+    taken = _give_out(lane, 4, of=6)
     for record in (taken[1], taken[3], taken[2]):
         del lane.held[record.offset]
         lane.put_back([record])
@@ -323,7 +325,7 @@ def test_a_lane_is_full_by_number_bytes_and_spread() -> None:
 @pytest.mark.parametrize(("partitions", "kilobytes"), [(0, 256), (1, 256), (128, 256), (1024, 32), (100_000, 16)])
 def test_many_partitions_are_fetched_in_smaller_pieces(partitions: int, kilobytes: int) -> None:
     """A consumer of a thousand partitions takes hardly more memory than one of a hundred."""
-    assert together(partitions) == kilobytes * 1024
+    assert piece_of_each(partitions) == kilobytes * 1024
 
 
 def test_records_are_read_when_they_are_taken() -> None:
@@ -357,6 +359,13 @@ def test_what_cannot_be_read_is_never_passed_over() -> None:
         with pytest.raises(BrokerError, match=r"kafka:9092 t/0: .* from offset 0 on .*no such codec"):
             unread.read(1)
     assert unread.left
+    lane = _lane()
+    _feed(lane, 0, 1)
+    lane.feed(Unread([SimpleNamespace(records=spoiled(), start=2, offset=4, fetched=9)], "t/0"))  # type: ignore[list-item]
+    lane.marked = 100
+    assert [record.offset for record in lane.take(10)] == [0, 1], "what stands before it is given out"
+    with pytest.raises(BrokerError):
+        lane.take(10)
 
 
 def test_holes_are_what_was_read_and_had_no_record() -> None:
