@@ -63,6 +63,7 @@ class RedisAdapter(Adapter):
         self._outboxes: dict[str, Outbox] = {}
         self._known: set[tuple[str, str]] = set()
         self._reported: dict[str, float] = {}
+        self._late = 0
         self._looked: dict[str, float] = {}
         self._looking: set[asyncio.Task[None]] = set()
 
@@ -82,7 +83,7 @@ class RedisAdapter(Adapter):
         """Connect, and check what the promise rests on."""
         await self.client.open()
         try:
-            await preconditions.check(self.client)
+            self._late = await preconditions.check(self.client)
         except BrokerError:
             await self.client.aclose()
             raise
@@ -230,7 +231,7 @@ class RedisAdapter(Adapter):
         if now - self._reported.get(prefix, -REPORT_INTERVAL) < REPORT_INTERVAL:
             return
         self._reported[prefix] = now
-        await preconditions.check_memory(self.client)
+        self._late = await preconditions.check_again(self.client, self._late)
         size = 0
         for place in range(0, len(rows), 4):
             service, _, unread, pending = rows[place : place + 4]

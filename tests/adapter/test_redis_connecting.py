@@ -178,6 +178,36 @@ def test_preconditions_as_a_table(info: dict[str, str], words: list[str]) -> Non
     assert bool(words) == bool(text)
 
 
+@pytest.mark.parametrize(
+    ("late", "before", "words"),
+    [
+        ("0", 0, ""),
+        ("7", 7, ""),
+        ("7", 4, "late 3 times"),
+        ("1", 7, "late once"),
+        ("0", 7, ""),
+        ("", 0, ""),
+    ],
+)
+def test_a_disk_that_does_not_keep_up_is_reported(late: str, before: int, words: str) -> None:
+    """Under everysec a late disk lets a kill lose what was answered: each new time is said, old ones are not."""
+    text = " ".join(problem for problem, _ in preconditions.disk_problems({"aof_delayed_fsync": late}, before))
+    assert words in text
+    assert bool(words) == bool(text)
+
+
+async def test_a_servers_own_count_of_late_syncs_is_read() -> None:
+    """The field has the name that Redis gives it, and a server whose disk kept up has none to report."""
+    adapter = RedisAdapter.from_url(redis.shared_url(), {})
+    await adapter.open()
+    try:
+        assert preconditions.LATE in await adapter.client.info()
+        late = int((await adapter.client.info())[preconditions.LATE])
+        assert await preconditions.check_again(adapter.client, late) >= late
+    finally:
+        await adapter.aclose()
+
+
 async def test_a_full_memory_refuses_publishing_and_keeps_what_is_held() -> None:
     """OOM: publish raises, `refused` for each; retry and park stay with their consumer; acks and purges go through."""
     from eventbus.policy import DEFAULT_POLICY, decide
