@@ -44,9 +44,9 @@ def _sqlite() -> Iterator[tuple[str, Settings]]:
 
 @contextmanager
 def _redis() -> Iterator[tuple[str, Settings]]:
-    from tests.brokers import redis
+    from tests.brokers.redis import RedisServer
 
-    with redis.server() as server:
+    with RedisServer() as server:
         yield server.url, {"redis": {"dlq_max_entries": 10 * MANY}}
 
 

@@ -79,6 +79,8 @@ async def test_a_failover_by_sentinel_goes_on_and_its_loss_is_told(tmp_path: Pat
                 for turn in range(100):
                     events = [Event("order.created", id=f"e-{turn}-{n}") for n in range(50)]
                     tried += [event.id for event in events]
+                    if turn == 35:
+                        await _until(lambda: _caught_up(master, replica), "the replica has all of the first turns")
                     if turn == 40:
                         killed = time.monotonic()
                         master.kill()
@@ -119,6 +121,18 @@ async def _synced(replica: RedisServer) -> bool:
         return bool((await client.info("replication"))["master_link_status"] == "up")
     finally:
         await client.aclose()
+
+
+async def _caught_up(master: RedisServer, replica: RedisServer) -> bool:
+    """Whether the replica has all that the master had when it was asked."""
+    offsets = []
+    for server in (master, replica):
+        client = Redis.from_url(server.url)
+        try:
+            offsets.append(int((await client.info("replication"))["master_repl_offset"]))
+        finally:
+            await client.aclose()
+    return offsets[1] >= offsets[0]
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], what: str, within: float = 30.0) -> None:

@@ -152,11 +152,8 @@ async def test_a_frozen_consumer_settles_nothing_twice(tmp_path: Path) -> None:
 
 
 async def test_a_killed_server_loses_nothing(tmp_path: Path) -> None:
-    """SIGKILL of a server with AOF, three times under load: what was accepted is there after the restart.
-
-    With `appendfsync always`: under everysec a server whose disk is busy answers up to two seconds before it writes.
-    """
-    async with scene(tmp_path, "--appendfsync", "always") as here:
+    """SIGKILL of a server with AOF, three times under load: what was accepted is there after the restart."""
+    async with scene(tmp_path) as here:
         publishing = asyncio.create_task(here.publish(FEW, pause=0.1))
         for _ in range(3):
             goal = len(here.accepted) + 300
