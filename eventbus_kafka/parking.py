@@ -101,6 +101,8 @@ class KafkaParking(Parking):
             start = await self._behind(cursor, begins, ends)
             since = await self._client.since(list(begins), start[0])
             begins = {tp: max(begins[tp], since.get(tp, ends[tp])) for tp in begins}
+            if start[1] >= 0:
+                begins[self._names.dlq, start[1]] = start[2]
         return Walk(self._client, begins, ends, start, self._letters.gone, look)
 
     async def depth(self) -> int:
@@ -158,7 +160,25 @@ class KafkaParking(Parking):
         if not begins[tp] <= offset < ends[tp]:
             return (-1, -1, -1)  # retention took it and all before it
         found = await self._client.read({tp: offset}, {tp: offset + 1})
-        return (found[tp][0].timestamp, partition, offset + 1) if found[tp] else (-1, -1, -1)
+        if not found[tp]:
+            return (-1, -1, -1)
+        return (await self._latest(tp, offset, found[tp][0].timestamp), partition, offset + 1)
+
+    async def _latest(self, tp: TP, offset: int, at: int) -> int:
+        """The latest time of all letters up to an offset, which has `at`: nearly always that, but clocks go back."""
+
+        async def comes_before(time: int) -> bool:
+            return (await self._client.since([tp], time)).get(tp, offset + 1) <= offset
+
+        step = 1
+        while await comes_before(at + step):
+            at += step
+            step *= 2
+        while step > 1:
+            step //= 2
+            if await comes_before(at + step):
+                at += step
+        return at
 
     # --- move ------------------------------------------------------------------------------------------------
 
@@ -368,7 +388,8 @@ class _Changes:
 
 
 Seen: TypeAlias = tuple[int, int, int, Parked, Letter]
-"""The time, partition and offset of a letter, which are its place in the order of all; then what was seen of it."""
+"""The time, partition and offset of a letter, which are its place in the order of all; then what was seen of it. The
+time is the latest of its partition so far: with that of a clock that went back, pages would leave letters out."""
 
 
 class Walk:
@@ -387,6 +408,7 @@ class Walk:
         self._next = dict(starts)
         self._ends = ends
         self._start = start
+        self._latest = {tp: start[0] if tp[1] == start[1] else -1 for tp in starts}
         self._gone = gone
         self._look = look
         self._ahead: dict[TP, list[Seen]] = {tp: [] for tp in starts}
@@ -426,11 +448,14 @@ class Walk:
 
         def take(tp: TP, some: Sequence[Record]) -> bool:
             gone, ahead, before = self._gone[tp[1]], self._ahead[tp], len(self._ahead[tp])
+            latest = self._latest[tp]
             for record in some:
+                latest = max(latest, record.timestamp)
                 if record.offset not in gone:
-                    seen = (record.timestamp, tp[1], record.offset, *self._look(tp, record))
+                    seen = (latest, tp[1], record.offset, *self._look(tp, record))
                     if seen >= self._start:
                         ahead.append(seen)
+            self._latest[tp] = latest
             left[tp] -= len(ahead) - before
             return left[tp] <= 0
 

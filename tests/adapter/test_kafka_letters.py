@@ -17,6 +17,7 @@ from eventbus_kafka import KafkaAdapter, _client, state
 from eventbus_kafka import parking as kafka_parking
 from eventbus_kafka.lanes import ENOUGH
 from eventbus_kafka.log import LogConsumer
+from eventbus_kafka.names import Topic
 from eventbus_kafka.parking import KafkaParking
 from eventbus_kafka.records import Outgoing
 from tests.adapter.test_kafka_log import Place, place
@@ -83,6 +84,40 @@ async def test_a_page_begins_in_the_middle_of_a_batch(place: Place) -> None:
             page = await parking.browse(page.next, 230)
         assert seen == list(range(700))
         assert [letter.event.data for letter in (await parking.browse("0:650", 230)).letters] == list(range(651, 700))
+
+
+async def test_a_clock_that_went_back_hides_no_letter(place: Place) -> None:
+    """A leader whose clock is behind, or a topic with its writers' times: pages show every letter, in one order."""
+    service = place.service()
+    async with place.bus() as bus:
+        parking = _parking(bus, service)
+        await bus.provision(service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        name = bus.adapter.names(service.name, service.prefix).dlq
+        await bus.adapter.client.delete([name])
+        await bus.adapter.client.create([Topic(name, 3, {"message.timestamp.type": "CreateTime"})], 1, 1)
+        now = time.time_ns() // 1_000_000
+        times = [[500, 400, 600, 100, 500], [450, 450, 300, 700], [500, 50, 50, 800, 500]]
+        producer = AIOKafkaProducer(bootstrap_servers=place.address)
+        await producer.start()
+        try:
+            for partition, some in enumerate(times):
+                for number, at in enumerate(some):
+                    value = f"{partition}:{number}".encode()
+                    await producer.send_and_wait(name, value, partition=partition, timestamp_ms=now - 10_000 + at)
+        finally:
+            await producer.stop()
+        whole = [letter.address for letter in (await parking.browse(None, 100)).letters]
+        assert len(whole) == len(set(whole)) == sum(map(len, times))
+        for limit in (1, 2, 3, 5):
+            seen: list[str] = []
+            page = await parking.browse(None, limit)
+            while len(seen) <= len(whole):
+                seen += [letter.address for letter in page.letters]
+                if page.next is None:
+                    break
+                page = await parking.browse(page.next, limit)
+            assert seen == whole, limit
 
 
 async def test_a_walk_that_keeps_its_place_shows_the_same_and_sees_what_others_took(place: Place) -> None:
