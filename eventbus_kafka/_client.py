@@ -25,7 +25,7 @@ from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.partitioner import murmur2
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 
@@ -255,7 +255,9 @@ class Client:
     async def delete(self, topics: Sequence[str]) -> None:
         """Delete topics; one that is not there is no error."""
         if topics:
-            await self.call(self._open.delete_topics(list(topics)))
+            for topic, code in (await self.call(self._open.delete_topics(list(topics)))).topic_error_codes:
+                if code and kafka.for_code(code) is not kafka.UnknownTopicOrPartitionError:
+                    raise translate(kafka.for_code(code)(f"topic {topic} cannot be deleted"), self.where)
             await self._until(lambda found: not found, topics, "were deleted, but are still there")
             self._look._client.set_topics([])  # or it would go on asking for them
 
@@ -275,12 +277,33 @@ class Client:
     # --- groups ----------------------------------------------------------------------------------------------
 
     async def committed(self, group: str, partitions: Sequence[TP] | None = None) -> dict[TP, tuple[int, str]]:
-        """What a group has committed: offset and metadata by partition; what it has not is left out."""
-        wanted = None if partitions is None else [TopicPartition(*tp) for tp in partitions]
-        if wanted == []:
+        """What a group has committed: offset and metadata by partition; what it has not is left out.
+
+        Not by aiokafka's own call, which overlooks the error of a coordinator that still loads, after a restart or a
+        move: a group that has committed everything looked like one that had committed nothing.
+        """
+        topics: dict[str, list[int]] = {}
+        for topic, partition in partitions or ():
+            topics.setdefault(topic, []).append(partition)
+        if partitions is not None and not topics:
             return {}
-        found = await self._patiently(lambda: self._open.list_consumer_group_offsets(group, partitions=wanted))
-        return {tuple(tp): (at.offset, at.metadata) for tp, at in found.items() if at.offset >= 0}
+        request = OffsetFetchRequest(group, None if partitions is None else list(topics.items()))
+
+        async def ask() -> dict[TP, tuple[int, str]]:
+            answer = await self._ask_coordinator(group, request)
+            found: dict[TP, tuple[int, str]] = {}
+            for topic, rows in answer.topics:
+                for partition, offset, metadata, code in rows:
+                    _no_error(code or answer.error_code, f"commits of group {group} for {topic}")
+                    if offset >= 0:
+                        found[topic, partition] = offset, metadata
+            _no_error(answer.error_code, f"commits of group {group}")
+            return found
+
+        return await self._patiently(ask)
+
+    async def _ask_coordinator(self, group: str, request: Any) -> Any:
+        return await self._open._send_request_to_node(await self._open.find_coordinator(group), request)
 
     async def commit_first(self, group: str, offsets: Mapping[TP, int]) -> bool:
         """Commit for a group without members; False where it has some, who commit for themselves."""
@@ -290,14 +313,11 @@ class Client:
         request = OffsetCommitRequest(group, -1, "", -1, list(topics.items()))
 
         async def commit() -> bool:
-            answer = await self._open._send_request_to_node(await self._open.find_coordinator(group), request)
-            for _, rows in answer.topics:
+            for _, rows in (await self._ask_coordinator(group, request)).topics:
                 for _, code in rows:
-                    error = kafka.for_code(code)
-                    if error in _HAS_MEMBERS:
+                    if kafka.for_code(code) in _HAS_MEMBERS:
                         return False
-                    if code:
-                        raise error(f"first commit of group {group}")  # a coordinator that still loads is asked again
+                    _no_error(code, f"first commit of group {group}")  # a coordinator that still loads is asked again
             return True
 
         return await self._patiently(commit)
@@ -305,13 +325,12 @@ class Client:
     async def delete_group(self, group: str) -> None:
         """Forget a group; one that is not there is no error, one with members is."""
 
-        async def delete() -> Any:
-            node = await self._open.find_coordinator(group)
-            return await self._open._send_request_to_node(node, _DeleteGroups([group]))
+        async def delete() -> None:
+            for _, code in (await self._ask_coordinator(group, _DeleteGroups([group]))).results:
+                if kafka.for_code(code) is not kafka.GroupIdNotFound:
+                    _no_error(code, f"group {group} cannot be deleted")
 
-        for name, code in (await self._patiently(delete)).results:
-            if code and kafka.for_code(code) is not kafka.GroupIdNotFound:
-                raise Refused(f"{self.where}: group {name} cannot be deleted ({kafka.for_code(code).__name__})")
+        await self._patiently(delete)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Ask a coordinator that may only just be coming up."""
@@ -813,6 +832,12 @@ def _pack(producer: Any, records: Sequence[Outgoing], places: Sequence[int]) -> 
             add(timestamp=None, key=key, value=value, headers=headers)
         inside.append(place)
     return shelf
+
+
+def _no_error(code: int, what: str) -> None:
+    if code:
+        error = kafka.for_code(code)
+        raise error(f"{what}: {error.__name__}")
 
 
 async def _quietly(work: Awaitable[object]) -> None:
