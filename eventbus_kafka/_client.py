@@ -58,9 +58,12 @@ LEADERLESS: Final = 3.0
 """Seconds that a group may be without a coordinator: it moves, or its broker is restarted."""
 STOP_TIMEOUT: Final = 10.0
 COMMIT_TIMEOUT: Final = 10.0
+RETRY_COMMIT: Final = 0.1
 _TOPIC_EXISTS: Final = 36
 _DENIED: Final = kafka.TopicAuthorizationFailedError.errno
 _logs.install()
+_NOT_ASSIGNED: Final = (kafka.IllegalStateError, AssertionError)
+"""How aiokafka says that a partition is not ours, and that nothing is assigned at the moment."""
 _HAS_MEMBERS: Final = (kafka.UnknownMemberIdError, kafka.IllegalGenerationError, kafka.RebalanceInProgressError)
 
 
@@ -662,7 +665,8 @@ class GroupConsumer:
         self._client = client
         self._group = group
         self._led = asyncio.get_running_loop().time()
-        self._listener = _Listener(moving)
+        self._listener = _Listener(self, moving)
+        self._generation = -1
         options = client.options
         self._consumer = AIOKafkaConsumer(
             group_id=group,
@@ -730,27 +734,73 @@ class GroupConsumer:
                     self._consumer.seek(TopicPartition(*tp), offset)
                 for tp in offsets:
                     self._consumer.resume(TopicPartition(*tp))
-        except AssertionError as error:  # that is how aiokafka says that nothing is assigned at the moment
+        except AssertionError as error:
             raise Fenced(f"{self._client.where}: group {self._group} has no partitions at the moment") from error
 
     def pause(self, tp: TP) -> None:
         """Fetch no more of this partition for now; what was fetched ahead is fetched again."""
-        with contextlib.suppress(kafka.IllegalStateError):
+        with contextlib.suppress(*_NOT_ASSIGNED):
             self._consumer.pause(TopicPartition(*tp))
 
     def resume(self, tp: TP) -> None:
         """Fetch it again."""
-        with contextlib.suppress(kafka.IllegalStateError):
+        with contextlib.suppress(*_NOT_ASSIGNED):
             self._consumer.resume(TopicPartition(*tp))
 
     async def position(self, tp: TP) -> int:
         """The offset that is fetched next: beyond all that was seen, and beyond what does not exist."""
         return int(await self._client.call(self._consumer.position(TopicPartition(*tp)), COMMIT_TIMEOUT))
 
-    async def commit(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
-        """Commit; raises Fenced where the group has moved on."""
-        wanted = {TopicPartition(*tp): at for tp, at in offsets.items()}
-        await self._client.call(self._consumer.commit(wanted), COMMIT_TIMEOUT)
+    async def commit(self, offsets: Mapping[TP, tuple[int, str]]) -> set[TP]:
+        """Commit; returns those whose topic is gone, of which nothing stands. Raises Fenced where the group moved on.
+
+        Not by aiokafka's own call. It commits as whoever we are by then: one who was put out is nobody, and a group
+        without members believes nobody, and forgets what others have said since. And a commit that names a topic
+        that is gone it repeats until there is one again, a new one.
+        """
+        there = self._consumer._client.cluster
+        gone = {tp for tp in offsets if tp[1] not in (there.partitions_for_topic(tp[0]) or ())}
+        topics: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        for (topic, partition), at in offsets.items():
+            if (topic, partition) not in gone:
+                topics[topic].append((partition, *at))
+        if topics:
+            gone |= await self._client.call(self._commit(list(topics.items())), COMMIT_TIMEOUT)
+        return gone
+
+    async def _commit(self, topics: list[tuple[str, list[tuple[int, int, str]]]]) -> set[TP]:
+        coordinator, what = self._consumer._coordinator, f"commit of group {self._group}"
+        while True:
+            await coordinator.ensure_coordinator_known()
+            if self._generation < 0 or coordinator.generation != self._generation:
+                raise kafka.IllegalGenerationError(what)
+            request = OffsetCommitRequest(self._group, self._generation, coordinator.member_id, -1, topics)
+            gone: set[TP] = set()
+            try:
+                for topic, rows in (await asyncio.shield(coordinator._send_req(request))).topics:
+                    for partition, code in rows:
+                        if kafka.for_code(code) is kafka.UnknownTopicOrPartitionError:
+                            gone.add((topic, partition))
+                        else:
+                            _no_error(code, what)
+                return gone
+            except kafka.RebalanceInProgressError:
+                coordinator.request_rejoin()
+                raise
+            except (kafka.IllegalGenerationError, kafka.UnknownMemberIdError):
+                if coordinator.generation == self._generation:
+                    coordinator.reset_generation()
+                raise
+            except kafka.KafkaError as error:
+                if not error.retriable:
+                    raise
+                if not isinstance(error, kafka.GroupLoadInProgressError):
+                    coordinator.coordinator_dead()  # or it is another node's by now
+            await asyncio.sleep(RETRY_COMMIT)
+
+    def entered(self) -> None:
+        """The group has a new generation, and this is one of it: commits are said in its name, and in no other's."""
+        self._generation = self._consumer._coordinator.generation
 
     async def stop(self) -> None:
         """Leave the group and disconnect."""
@@ -758,13 +808,15 @@ class GroupConsumer:
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    def __init__(self, moving: Moving) -> None:
+    def __init__(self, member: GroupConsumer, moving: Moving) -> None:
+        self._member = member
         self._moving = moving
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         await self._moving.revoked()
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        self._member.entered()
         await self._moving.assigned([tuple(tp) for tp in assigned])
 
 

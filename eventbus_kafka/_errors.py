@@ -74,11 +74,11 @@ def translate(error: BaseException, where: str) -> BrokerError:
         return Refused(f"{where} asks for no login; take user and password out of the URL, or use its port for SASL")
     if isinstance(error, _NOT_LET_IN):
         return Refused(f"{where} did not let us in ({text}); check user and password in the URL, and sasl_mechanism")
-    if isinstance(error, kafka.CommitFailedError):
-        if isinstance(error.__cause__, kafka.RebalanceInProgressError):
-            return BrokerUnavailable(f"{where}: the group is rebalancing")
+    if isinstance(error, kafka.RebalanceInProgressError):
+        return BrokerUnavailable(f"{where}: the group is rebalancing")
+    if isinstance(error, (kafka.UnknownMemberIdError, kafka.IllegalGenerationError)):
         return Fenced(f"{where}: the group has moved on without this consumer")
-    if isinstance(error, (kafka.IllegalStateError, kafka.UnknownMemberIdError, kafka.IllegalGenerationError)):
+    if isinstance(error, kafka.IllegalStateError):
         return Fenced(f"{where}: {text}")
     if isinstance(error, (TimeoutError, kafka.KafkaTimeoutError, kafka.RequestTimedOutError)):
         return BrokerUnavailable(f"{where} did not answer in time; is it overloaded, or stopped?")

@@ -54,12 +54,17 @@ class Unread:
         """The next ones; fewer at the end. Raises for what cannot be read, every time: nothing is passed over."""
         if self._problem is not None:
             raise self._problem.with_traceback(None)
+        found: list[Record] = []
         try:
-            found = list(islice(self._records, most))
+            found.extend(islice(self._records, most))
         except Exception as error:
-            problem = f"{self._where}: what was fetched from offset {self.start} on cannot be read ({error!r})"
+            start = found[-1].offset + 1 if found else self.start
+            problem = f"{self._where}: what was fetched from offset {start} on cannot be read ({error!r})"
             self._problem = BrokerError(problem)
-            raise self._problem from error
+            self._problem.__cause__ = error
+            if not found:  # else first what stands before
+                raise self._problem from error
+            return found
         self.left = len(found) == most
         return found
 
@@ -72,6 +77,10 @@ class _Batch:
         self.fetched = fetched
         self.offset = records.next_offset - 1
         self.start = 0
+
+    def validate_crc(self) -> bool:
+        """It was looked at; had aiokafka to say so, what came of all other partitions would be gone with it."""
+        return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.records, name)
@@ -90,7 +99,21 @@ class _Batches:
         self.has_next = records.has_next
 
     def next_batch(self) -> _Batch:
-        return _Batch(self._records.next_batch(), self._size)
+        batch = self._records.next_batch()
+        return _Batch(batch if batch.validate_crc() else _Spoiled(batch.next_offset), self._size)
+
+
+class _Spoiled:
+    """In the place of a batch that is not as it was written: whoever wants a record of it is told."""
+
+    is_control_batch = is_transactional = False
+    producer_id = None
+
+    def __init__(self, next_offset: int) -> None:
+        self.next_offset = next_offset
+
+    def __iter__(self) -> Iterator[Record]:
+        raise ValueError(f"the checksum of the batch that ends at offset {self.next_offset - 1} is wrong")
 
 
 class _PartitionRecords(fetcher.PartitionRecords):  # type: ignore[misc]

@@ -77,7 +77,7 @@ class LetterConsumer(LogConsumer):
             lane.is_suspect(record.offset),
             False,
             problem,
-            record.timestamp / 1000,
+            records.written_at(record),
         )
         lane.held[record.offset] = delivery
         return delivery

@@ -23,6 +23,7 @@ from eventbus.adapter import Consumer, Subscription
 from eventbus.errors import BrokerError, BrokerUnavailable
 from eventbus.failpoints import failpoint
 from eventbus.settlement import Delivery, HeaderDelta
+from eventbus_kafka import records
 from eventbus_kafka._client import TP, GroupConsumer, Moving
 from eventbus_kafka._errors import Fenced
 from eventbus_kafka._unread import Unread, piece_of_each
@@ -111,6 +112,7 @@ class LogConsumer(Consumer, Moving):
             await _wait(self._settled_down, SETTLE_DOWN)
         self._closed = True
         self._told.set()
+        self._settled.set()
         self.wake()
         self._adapter.closed(self)
         for task in self._tasks:
@@ -218,6 +220,9 @@ class LogConsumer(Consumer, Moving):
             fetched = await member.poll(POLL if all(lane.paused for lane in full) else 0.0, hungry)
             self._feed(fetched)
             came = bool(fetched)
+        elif resting := [lane.tp for lane in full if lane.paused]:
+            # Nothing comes of these. But whoever does not poll for long is put out of the group, and would stay out.
+            self._feed(await member.poll(0.0, resting))
         if full and not came:
             self._roomy.clear()
             await _wait(self._roomy, SHORTLY if hungry else POLL)
@@ -457,7 +462,7 @@ class LogConsumer(Consumer, Moving):
 
     def _available(self, record: Record, tier: int) -> float:
         """When a retry has been on its road for long enough: then it is due, or nearly, and the worker waits."""
-        return record.timestamp / 1000 + tier / 1000
+        return records.written_at(record) + tier / 1000
 
     @abstractmethod
     def _deliver(self, lane: Lane, record: Record) -> Delivery:
@@ -489,7 +494,7 @@ class LogConsumer(Consumer, Moving):
                 failures = 0
             except Fenced as error:
                 telemetry.log(logging.WARNING, "partitions_lost", self._fields() | {"error": str(error)})
-                self._moving = True
+                self._moving, self._entitled = True, False
                 self._call_back()
             except BrokerError as error:
                 telemetry.log(logging.WARNING, "commit_failed", self._fields() | {"error": str(error)})
@@ -512,14 +517,17 @@ class LogConsumer(Consumer, Moving):
             offsets[lane.tp] = at, metadata
         failpoint("kafka.commit.before")
         try:
-            await member.commit(offsets)
+            gone = await member.commit(offsets)
         except BrokerError:
             for lane in lanes:
                 lane.dirty = True
             raise
         failpoint("kafka.commit.after")
         for lane, word in zip(lanes, words, strict=True):
-            lane.marked, lane.said = marks[lane], word
+            if lane.tp in gone:  # it is taken away from us as soon as the group knows
+                lane.dirty = True
+            else:
+                lane.marked, lane.said = marks[lane], word
         self._arrived.set()
 
     async def note(self, delivery: Delivery, delta: HeaderDelta) -> bool:
@@ -532,8 +540,11 @@ class LogConsumer(Consumer, Moving):
             return False
         try:
             lane.note(record.offset, delta)
+            words = lane.words
             await self._adapter.say_all(self)
             await self.say()
+            if lane.said < words and not lane.fenced:
+                raise BrokerUnavailable(f"{lane.tp[0]}/{lane.tp[1]} is gone; nothing can be noted there")
         except Fenced as error:
             raise BrokerUnavailable(str(error)) from error  # it is seen later whether the message is still ours
         except NoRoom as error:

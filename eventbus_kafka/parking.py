@@ -162,7 +162,7 @@ class KafkaParking(Parking):
         found = await self._client.read({tp: offset}, {tp: offset + 1})
         if not found[tp]:
             return (-1, -1, -1)
-        return (await self._latest(tp, offset, found[tp][0].timestamp), partition, offset + 1)
+        return (await self._latest(tp, offset, found[tp][0].timestamp or 0), partition, offset + 1)
 
     async def _latest(self, tp: TP, offset: int, at: int) -> int:
         """The latest time of all letters up to an offset, which has `at`: nearly always that, but clocks go back."""
@@ -307,8 +307,8 @@ class KafkaParking(Parking):
     async def _standing(self, addresses: Iterable[str], *, content: bool = True) -> dict[str, Letter]:
         """The letters at addresses that still stand, as far as we know; without `content` no more than their places."""
         seen = {address: self._seen.pop(address, None) for address in addresses}
-        gone = self._letters.gone
-        found = {at: letter for at, letter in seen.items() if letter is not None and letter[1] not in gone[letter[0]]}
+        gone = self._letters.is_gone
+        found = {at: letter for at, letter in seen.items() if letter is not None and not gone(letter[0], letter[1])}
         unseen = [address for address, letter in seen.items() if letter is None]
         if not unseen:
             return found
@@ -450,7 +450,7 @@ class Walk:
             gone, ahead, before = self._gone[tp[1]], self._ahead[tp], len(self._ahead[tp])
             latest = self._latest[tp]
             for record in some:
-                latest = max(latest, record.timestamp)
+                latest = max(latest, record.timestamp or 0)
                 if record.offset not in gone:
                     seen = (latest, tp[1], record.offset, *self._look(tp, record))
                     if seen >= self._start:

@@ -37,6 +37,7 @@ _from_iso: Final = datetime.fromisoformat
 _shared: Final = wire.shared_text
 _known: Final = wire.shared_texts.get
 _KEY: Final = "ce_partitionkey"
+_LATEST: Final = datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()
 _PLAIN: Final[dict[bytes | None, str]] = {JSON.encode(): JSON, BINARY.encode(): BINARY}
 """Content types of which one knows without looking that the body is no envelope."""
 
@@ -45,7 +46,7 @@ class Record(Protocol):
     """What a consumer reads."""
 
     offset: int
-    timestamp: int
+    timestamp: int | None
     key: bytes | None
     value: bytes | None
     headers: Headers
@@ -132,7 +133,7 @@ def incoming(
         body = without_metadata(body, embedded)
     if letter:
         own |= story
-    taken = datetime.fromtimestamp(max(0, record.timestamp) / 1000, timezone.utc)
+    taken = datetime.fromtimestamp(written_at(record), timezone.utc)
     if record.key is not None and "partitionkey" not in attrs:
         attrs["partitionkey"] = record.key.decode("utf-8", "replace")
     headers: Mapping[str, object] = own or NO_HEADERS
@@ -175,6 +176,11 @@ def usual(record: Record) -> Event | None:
         return None
     type_, source_ = _known(type) or _shared(type), _known(source) or _shared(source)
     return Event.from_wire(text, type_, source_, moment, record.value or b"", _PLAIN[kind], key_)
+
+
+def written_at(record: Record) -> float:
+    """When a record was written, in seconds. It is what its producer says, be it nothing, or a year no calendar has."""
+    return min(max(0, record.timestamp or 0) / 1000, _LATEST)
 
 
 def address(record: Record, where: TP) -> str:

@@ -104,8 +104,8 @@ class Letters:
                     del claims[offset]
 
     def is_gone(self, partition: int, offset: int) -> bool:
-        """Whether it was re-driven, purged or read."""
-        return offset in self.gone[partition]
+        """Whether it was re-driven, purged or read, or the log does not have it any more."""
+        return offset in self.gone[partition] or offset < self._begins.get(partition, 0)
 
     # --- saying ----------------------------------------------------------------------------------------------
 
@@ -120,8 +120,9 @@ class Letters:
         if room < _AT_ONCE:
             await self._write([(key, _row("moving", now, wanted))], sure=True)
         for partition, offsets in wanted.items():
-            claims, gone = self._claims[partition], self.gone[partition]
-            wanted[partition] = {o for o in offsets if o not in gone and o in claims and claims[o][0] == key}
+            claims = self._claims[partition]
+            mine = {o for o in offsets if o in claims and claims[o][0] == key}
+            wanted[partition] = {o for o in mine if not self.is_gone(partition, o)}
         if room < _AT_ONCE and not any(wanted.values()):
             await self._write([(key, None)])  # others were faster
         return Claim(key, wanted)
@@ -148,6 +149,8 @@ class Letters:
         now = {partition: offset for (_, partition), offset in begins.items()}
         if now != self._begins:
             self._begins = now
+            for partition, first in now.items():
+                self.gone[partition] = {offset for offset in self.gone[partition] if offset >= first}
             self._over = [
                 key
                 for key, (_, letters) in self._rows.items()

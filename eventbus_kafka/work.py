@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from eventbus import headers
 from eventbus.adapter import Settled, Subscription
-from eventbus.errors import UnknownService
+from eventbus.errors import BrokerError, UnknownService
 from eventbus.failpoints import failpoint
 from eventbus.settlement import FRESH, Ack, Delivery, Park, Release, Requeue, Retry, Settlement
 from eventbus_kafka import records
@@ -63,7 +63,7 @@ class WorkConsumer(LogConsumer):
             offset < lane.legacy_end and lane.is_suspect(offset),
             False,
             problem,
-            record.timestamp / 1000,
+            records.written_at(record),
         )
         lane.held[offset] = delivery
         return delivery
@@ -108,9 +108,15 @@ class WorkConsumer(LogConsumer):
     async def _copy(
         self, items: Sequence[tuple[Delivery, Settlement]], places: Sequence[int], answers: list[Settled]
     ) -> None:
-        ready = [await self._prepared(*items[place]) for place in places]
+        ready: list[Outgoing] = []
+        errors: list[BrokerError | None] = []
+        try:
+            for place in places:
+                ready.append(await self._prepared(*items[place]))
+        except BrokerError as problem:  # a road could not be made: no better for those after it
+            errors = [problem] * (len(places) - len(ready))
         failpoint("kafka.settle.before-copy")
-        errors = await self._client.send(ready)
+        errors = [*await self._client.send(ready), *errors]
         failpoint("kafka.settle.between-copy-and-commit")
         for place, error in zip(places, errors, strict=True):
             delivery = items[place][0]

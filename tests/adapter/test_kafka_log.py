@@ -465,9 +465,9 @@ async def test_more_notes_than_a_commit_has_room_for_do_not_stop_the_commits(
                 held += await consumer.receive(300, 1.0)
             slow, go_on = consumer._member.commit, asyncio.Event()  # type: ignore[union-attr]
 
-            async def stalled(offsets: Mapping[TP, tuple[int, str]]) -> None:
+            async def stalled(offsets: Mapping[TP, tuple[int, str]]) -> set[TP]:
                 await go_on.wait()
-                await slow(offsets)
+                return await slow(offsets)
 
             monkeypatch.setattr(consumer._member, "commit", stalled)
             notes = [asyncio.create_task(consumer.note(held[0], {"x-retries": 1}))]
