@@ -32,7 +32,7 @@ def piece_of_each(partitions: int) -> int:
 class Unread:
     """Records of one partition that were fetched together, in their order."""
 
-    __slots__ = ("_problem", "_records", "_where", "end", "left", "size", "start")
+    __slots__ = ("_goes_on", "_problem", "_records", "_where", "end", "left", "size", "start")
 
     def __init__(self, batches: Sequence[_Batch], where: str) -> None:
         """`where` they come from, for whoever must be told that they cannot be read."""
@@ -41,7 +41,7 @@ class Unread:
         self._records: Iterator[Record] = dropwhile(lambda record: record.offset < start, records)
         self._where = where
         self._problem: BrokerError | None = None
-        self.start = start
+        self.start = self._goes_on = start
         """Where they begin, maybe in the middle of a batch."""
         self.end = batches[-1].offset + 1
         """Beyond the last of them."""
@@ -58,13 +58,15 @@ class Unread:
         try:
             found.extend(islice(self._records, most))
         except Exception as error:
-            start = found[-1].offset + 1 if found else self.start
+            start = found[-1].offset + 1 if found else self._goes_on
             problem = f"{self._where}: what was fetched from offset {start} on cannot be read ({error!r})"
             self._problem = BrokerError(problem)
             self._problem.__cause__ = error
             if not found:  # else first what stands before
                 raise self._problem from error
             return found
+        if found:
+            self._goes_on = found[-1].offset + 1
         self.left = len(found) == most
         return found
 

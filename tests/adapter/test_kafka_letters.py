@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from eventbus import BrokerError, Bus, DeadLetter, Event, RetryPolicy, Service, headers
+from eventbus import BrokerError, Bus, DeadLetter, Delivery, Event, RetryPolicy, Service, headers
 from eventbus.adapter import Parked, Redrive
+from eventbus.settlement import ACK
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter, _client, state
 from eventbus_kafka import parking as kafka_parking
@@ -306,6 +307,22 @@ async def test_of_letters_that_retention_took_nothing_is_said_any_more(place: Pl
             assert await other.dead_letters(service).count() == 1
 
 
+async def test_of_letters_that_are_no_more_in_the_log_nothing_is_kept(place: Place) -> None:
+    """Neither by who erased them nor by who only looks; to both they are gone for all that."""
+    service = place.service()
+    async with place.bus() as bus, place.bus() as looking:
+        await _park(bus, service, 30)
+        await looking.dead_letters(service).purge(limit=20)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        assert isinstance(looking.adapter, KafkaAdapter)
+        assert await _parking(bus, service).erase() == 20
+        assert await looking.dead_letters(service).count() == 10
+        for adapter in (bus.adapter, looking.adapter):
+            letters = adapter.letters(adapter.names(service.name, service.prefix))
+            assert sum(map(len, letters.gone.values())) == 0
+            assert [letters.is_gone(0, offset) for offset in (0, 19, 20, 29)] == [True, True, False, False]
+
+
 async def test_operators_at_the_same_time_move_each_letter_once(place: Place) -> None:
     """Whoever was first in the log moves a letter; the others hear that it is gone."""
     service = place.service()
@@ -440,6 +457,36 @@ async def test_a_reader_takes_no_more_letters_than_it_has_room_for(place: Place)
             [lane] = consumer.lanes.values()
             assert ENOUGH <= lane.in_hand < 2000, "the rest is with the broker, or as it came"
             assert not lane.buffer, "nobody has asked for a letter, so none was read"
+
+
+async def test_who_has_no_room_for_more_stays_in_the_group(place: Place) -> None:
+    """Nothing is asked for while all partitions are full, but who does not poll at all is put out, and stays out."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        letters = [Parked("", Event("a", n), {headers.PARK_REASON: "permanent"}) for n in range(600)]
+        assert set(await _parking(bus, service).restore(letters)) == {"done"}
+        async with bus.adapter.consume(service.subscription(dead_letters=True)) as consumer:
+            assert isinstance(consumer, LogConsumer)
+            await eventually(lambda: any(lane.paused for lane in consumer.lanes.values()), "it rests")
+            assert consumer._member is not None
+            coordinator = consumer._member._consumer._coordinator
+            generation, beats = coordinator.generation, 0
+            coordinator._max_poll_interval = 0.3
+
+            async def heartbeat(send: Callable[[], Awaitable[bool]] = coordinator._do_heartbeat) -> bool:
+                nonlocal beats
+                beats += 1  # who does not poll is put out before the next one
+                return await send()
+
+            coordinator._do_heartbeat = heartbeat
+            await eventually(lambda: beats > 3, "it was heard of, again and again")
+            assert coordinator.generation == generation
+            got: list[Delivery] = []
+            while len(got) < 600:
+                some = await consumer.receive(600, 5.0)
+                await consumer.settle([(delivery, ACK) for delivery in some])
+                got += some
 
 
 async def test_readers_of_dead_letters_have_a_group_of_their_own(place: Place) -> None:

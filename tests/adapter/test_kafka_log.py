@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
@@ -24,12 +25,13 @@ from eventbus import (
     headers,
 )
 from eventbus.errors import BrokerUnavailable
-from eventbus.settlement import ACK, Release, Settlement
+from eventbus.settlement import ACK, Release, Retry, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter, lanes
 from eventbus_kafka._client import TP, Fenced, GroupConsumer, Moving
 from eventbus_kafka._unread import Unread
 from eventbus_kafka.log import LogConsumer
+from eventbus_kafka.names import Topic
 from eventbus_kafka.records import Record
 from tests.brokers.kafka import shared_url
 
@@ -359,6 +361,133 @@ async def test_partitions_that_go_while_they_are_taken_over_are_no_surprise(plac
                 member.begin({(f"{place.prefix}.main", 0): 0})
         finally:
             await member.stop()
+
+
+async def test_who_was_put_out_commits_nothing(place: Place) -> None:
+    """A group without members believes nobody's commits, also not its own: others may have gone on from there."""
+    service = place.service()
+    tp, said = (f"{place.prefix}.main", 0), list[str]()
+    assigned = asyncio.Event()
+
+    class Clinging(Moving):
+        async def revoked(self) -> None:
+            try:
+                said.append(f"without {await member.commit({tp: (1, 'stale')})}")
+            except Fenced:
+                said.append("fenced")
+
+        async def assigned(self, partitions: Sequence[TP]) -> None:
+            assigned.set()
+
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(5)])
+        assert isinstance(bus.adapter, KafkaAdapter)
+        client, group = bus.adapter.client, f"{place.prefix}.{service.name}"
+        member = client.consumer(group, Clinging())
+        await member.start([tp[0]])
+        try:
+            await assigned.wait()
+            assert await member.commit({tp: (3, "ours")}) == set()
+            said.clear()
+            assigned.clear()
+            coordinator = member._consumer._coordinator
+            # As for one who was not heard of for so long; aiokafka's own code joins again, with the same group.
+            await coordinator._maybe_leave_group()
+            await eventually(assigned.is_set, "it is a member again")
+            assert said == ["fenced"]
+            assert await client.committed(group, [tp]) == {tp: (3, "ours")}
+            assert await member.commit({tp: (4, "ours")}) == set()
+        finally:
+            await member.stop()
+
+
+async def test_a_topic_that_is_gone_holds_up_no_commit(place: Place) -> None:
+    """The client would repeat the commit of all others until there is a topic of that name again."""
+    service = place.service()
+    main, gone = (f"{place.prefix}.main", 0), (f"{place.prefix}.retry.{service.name}.7000", 0)
+    assigned = asyncio.Event()
+
+    class Told(Moving):
+        async def assigned(self, partitions: Sequence[TP]) -> None:
+            if len(partitions) == 2:  # it takes a second turn where the group did not know the new topic yet
+                assigned.set()
+
+    async with place.bus() as bus:
+        await bus.provision(service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        client, group = bus.adapter.client, f"{place.prefix}.{service.name}"
+        await client.create([Topic(gone[0], 1, {})], 1, 1)
+        member = client.consumer(group, Told())
+        await member.start([main[0], gone[0]])
+        try:
+            await assigned.wait()
+            offsets = {main: (0, "here"), gone: (0, "there")}
+            assert await member.commit(offsets) == set()
+            await client.delete([gone[0]])
+            assert await member.commit(offsets | {main: (0, "still here")}) == {gone}
+            assert await client.committed(group, [main]) == {main: (0, "still here")}
+        finally:
+            await member.stop()
+
+
+async def test_nothing_can_be_noted_of_a_message_whose_topic_is_gone(place: Place) -> None:
+    """Whoever calls a handler on the strength of a note must know that it does not stand."""
+    service = place.service()
+    async with place.bus() as bus, place.bus() as operator:
+        await bus.provision(service)
+        await bus.publish("a")
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            (delivery,) = await _receive(consumer)
+            assert isinstance(operator.adapter, KafkaAdapter)
+            await operator.adapter.client.delete([f"{place.prefix}.main"])
+            with pytest.raises(BrokerUnavailable):
+                await consumer.note(delivery, {"x-crashes": 1})
+
+
+async def test_a_partition_may_be_paused_while_none_is_assigned(place: Place) -> None:
+    """Topics that come move all partitions; a full lane at that moment ended the membership."""
+    service = place.service()
+    tp, assigned = (f"{place.prefix}.main", 0), asyncio.Event()
+
+    class Told(Moving):
+        async def assigned(self, partitions: Sequence[TP]) -> None:
+            assigned.set()
+
+    async with place.bus() as bus:
+        await bus.provision(service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        member = bus.adapter.client.consumer(f"{place.prefix}.{service.name}", Told())
+        await member.start([tp[0]])
+        try:
+            await assigned.wait()
+            member.subscribe([tp[0], f"{place.prefix}.retry.{service.name}.0"])
+            member.pause(tp)
+            member.resume(tp)
+        finally:
+            await member.stop()
+
+
+async def test_a_road_that_cannot_be_made_fails_only_those_who_need_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was acknowledged with them is done, and stays done when they are tried again."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(3)])
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            held = [delivery for _ in range(3) for delivery in await _receive(consumer)]
+
+            async def down(*_: object) -> str:
+                raise BrokerUnavailable("the controller is away")
+
+            items: list[tuple[Delivery, Settlement]] = [(held[0], ACK)]
+            items += [(delivery, Retry(time.time() + 60, 60.0, {})) for delivery in held[1:]]
+            with monkeypatch.context() as broken:
+                broken.setattr(bus.adapter, "road", down)
+                assert await consumer.settle(items) == ["done", "failed", "failed"]
+            assert await consumer.settle(items[1:]) == ["done", "done"]
 
 
 async def test_an_error_nobody_thought_of_does_not_end_the_fetching(

@@ -347,8 +347,8 @@ def test_records_are_read_when_they_are_taken() -> None:
 def test_what_cannot_be_read_is_never_passed_over() -> None:
     """A spoiled batch stops its partition, again and again, and says where it is."""
 
-    def spoiled() -> Iterator[object]:
-        yield SimpleNamespace(offset=0)
+    def spoiled(first: int = 0) -> Iterator[object]:
+        yield SimpleNamespace(offset=first)
         raise ValueError("no such codec")
 
     batches = [SimpleNamespace(records=spoiled(), start=0, offset=4, fetched=9)]
@@ -356,14 +356,14 @@ def test_what_cannot_be_read_is_never_passed_over() -> None:
     unread = Unread(batches, "kafka:9092 t/0")  # type: ignore[arg-type]
     assert [record.offset for record in unread.read(1)] == [0]
     for _ in range(3):
-        with pytest.raises(BrokerError, match=r"kafka:9092 t/0: .* from offset 0 on .*no such codec"):
+        with pytest.raises(BrokerError, match=r"kafka:9092 t/0: .* from offset 1 on .*no such codec"):
             unread.read(1)
     assert unread.left
     lane = _lane()
     _feed(lane, 0, 1)
-    lane.feed(Unread([SimpleNamespace(records=spoiled(), start=2, offset=4, fetched=9)], "t/0"))  # type: ignore[list-item]
+    lane.feed(Unread([SimpleNamespace(records=spoiled(2), start=2, offset=4, fetched=9)], "t/0"))  # type: ignore[list-item]
     lane.marked = 100
-    assert [record.offset for record in lane.take(10)] == [0, 1], "what stands before it is given out"
+    assert [record.offset for record in lane.take(10)] == [0, 1, 2], "what stands before it is given out"
     with pytest.raises(BrokerError):
         lane.take(10)
 

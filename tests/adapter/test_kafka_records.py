@@ -23,7 +23,7 @@ WHERE = ("wms.main", 2)
 @dataclass
 class Seen:
     offset: int = 7
-    timestamp: int = 1_700_000_000_000
+    timestamp: int | None = 1_700_000_000_000
     key: bytes | None = None
     value: bytes | None = b"{}"
     headers: list[tuple[str, bytes | None]] = field(default_factory=list)
@@ -121,6 +121,17 @@ def test_odd_headers_are_never_an_exception(headers_: list[tuple[str, bytes | No
     event, _, problem = _read(Seen(headers=headers_))
     assert event.id
     assert not problem
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "year"),
+    [(None, 1970), (-1, 1970), (0, 1970), (1_700_000_000_000_000, 9999), (2**63 - 1, 9999), (-(2**63), 1970)],
+)
+def test_a_time_that_no_calendar_has_is_never_an_exception(timestamp: int | None, year: int) -> None:
+    """Records of old formats have none, and a producer that counts microseconds is in the year 55,000."""
+    event, _, problem = _read(Seen(timestamp=timestamp))
+    assert (event.time.year, problem) == (year, "")
+    assert datetime.fromtimestamp(records.written_at(Seen(timestamp=timestamp)), timezone.utc).year == year
 
 
 def test_a_broken_envelope_is_said_to_be_broken() -> None:
