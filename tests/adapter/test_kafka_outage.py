@@ -12,7 +12,12 @@ import pytest
 from eventbus import Bus, Event, Service
 from eventbus.console.health import ConsumerReadiness
 from eventbus.testing.contract.harness import eventually
+from eventbus_kafka import KafkaAdapter
+from eventbus_kafka._client import Client
 from eventbus_kafka._logs import MINUTE, Readable
+from eventbus_kafka.names import Topic
+from eventbus_kafka.options import read
+from eventbus_kafka.records import Outgoing
 from tests.brokers.kafka import KafkaNode, node
 
 PORT = 19600
@@ -69,6 +74,64 @@ async def test_an_idle_consumer_is_not_ready_while_its_broker_is_down(
             await eventually(ready, "it is ready again", within=30)
             await bus.publish("after")
             await eventually(lambda: seen == ["before", "after"], "it goes on", within=30)
+
+
+async def test_a_broker_that_comes_up_is_not_taken_for_one_without_commits(broker: KafkaNode) -> None:
+    """While it loads what groups have committed it says so; who took that for nothing handled all of the log again."""
+    topic, group = "much", "much-committed"
+    partitions = [(topic, number) for number in range(400)]
+    client = Client(read(broker.url, {"timeout": "60s"}))
+    await client.open()
+    try:
+        await client.create([Topic(topic, len(partitions), {})], 1, 1)
+        for turn in range(60):  # so much that loading it takes a moment
+            await client.commit_first(group, dict.fromkeys(partitions, turn))
+        broker.kill()
+        broker.start(wait=False)
+        found = [await client.committed(group, partitions)]
+        restarted = asyncio.create_task(asyncio.to_thread(broker.start))
+        while not restarted.done():
+            found.append(await client.committed(group, partitions))
+        await restarted
+        assert all(some == dict.fromkeys(partitions, (turn, "")) for some in found)
+    finally:
+        await client.aclose()
+
+
+async def test_a_spoiled_batch_stops_no_other_partition(broker: KafkaNode, caplog: pytest.LogCaptureFixture) -> None:
+    """What stands before it is handled, what stands elsewhere too, without one rebalance; it is not passed over."""
+    service, seen = Service("spoiled-stock"), list[bytes]()
+
+    @service.on("#")
+    async def handle(data: bytes) -> None:
+        seen.append(data)
+
+    settings = {"kafka": SETTINGS | {"partitions": 2}}
+    async with Bus(broker.url, source="api", prefix="spoiled", settings=settings) as bus:
+        await bus.provision(service)
+        assert isinstance(bus.adapter, KafkaAdapter)
+        client = bus.adapter.client
+
+        async def write(partition: int, *bodies: bytes) -> None:
+            for body in bodies:  # a batch of its own for each
+                await client.append([Outgoing("spoiled.main", None, body, [], partition)])
+
+        await write(0, b"before", b"SPOILED", b"after")
+        (log,) = (broker.folder / "data" / "spoiled.main-0").glob("*.log")
+        with log.open("r+b") as bytes_on_disk:
+            bytes_on_disk.seek(log.read_bytes().index(b"SPOILED"))
+            bytes_on_disk.write(b"spoiled")
+        async with bus.serving(service):
+            await eventually(lambda: b"before" in seen, "what stands before it was handled")
+            assert bus.adapter._consumers[0]._member is not None
+            generation = bus.adapter._consumers[0]._member._consumer._coordinator.generation
+            await write(1, *(b"%d" % number for number in range(20)))
+            await eventually(lambda: len(seen) == 21, "what stands elsewhere was handled", within=30)
+            await eventually(lambda: not bus.health[service.name].ready, "whoever asks is told")
+            assert bus.adapter._consumers[0]._member._consumer._coordinator.generation == generation
+        assert sorted(seen) == sorted([b"before", *(b"%d" % number for number in range(20))])
+    said = [record.getMessage() for record in caplog.records]
+    assert any("spoiled.main/0: what was fetched from offset 1 on" in text and "checksum" in text for text in said)
 
 
 def test_each_kind_of_line_passes_once_a_minute_and_says_how_many_did_not() -> None:
