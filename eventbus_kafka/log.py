@@ -47,6 +47,8 @@ FEW: Final = 32
 """Of those so many of one partition, before the next has its turn."""
 LOOK_AGAIN: Final = 30.0
 """Seconds between two looks at which topics there are."""
+COUNT_AGAIN: Final = 1.0
+"""Seconds between two looks at whether retention was faster than we."""
 SETTLE_DOWN: Final = 5.0
 MOVING: Final = 2.0
 BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -85,7 +87,9 @@ class LogConsumer(Consumer, Moving):
         self._failure: BrokerError | None = None
         self._bug: BaseException | None = None
         self._woken = self._closed = False
-        self._next_look = self._next_pass = 0.0
+        self._skipped: dict[TP, tuple[int, int]] = {}
+        """Offsets that did not come: from where on, and where what came begins."""
+        self._next_look = self._next_pass = self._next_count = 0.0
 
     # --- life ------------------------------------------------------------------------------------------------
 
@@ -169,6 +173,7 @@ class LogConsumer(Consumer, Moving):
                     self._member.check()
                 if not self._moving:
                     await self._pass_gaps()
+                await self._tell_losses()
                 await self._look_for_topics()
                 if self._failure is not None and not self._moving:
                     now = asyncio.get_running_loop().time()
@@ -238,6 +243,8 @@ class LogConsumer(Consumer, Moving):
                 continue
             if unread.start < lane.fetched:
                 lane = self._begin_again(lane, unread.start)
+            elif unread.start > lane.fetched:
+                self._skipped.setdefault(tp, (lane.fetched, unread.start))
             lane.feed(unread)
         if fetched:
             self._arrived.set()
@@ -272,6 +279,20 @@ class LogConsumer(Consumer, Moving):
                 lane.ledger.advance(position)
                 lane.dirty = True
 
+    async def _tell_losses(self) -> None:
+        """Of offsets that did not come most never were messages; those before the log's begin retention took."""
+        now = asyncio.get_running_loop().time()
+        if not self._skipped or now < self._next_count:
+            return
+        self._next_count = now + COUNT_AGAIN
+        skipped, self._skipped = self._skipped, {}
+        for tp, begin in (await self._client.begins([tp for tp in skipped if tp in self.lanes])).items():
+            at, goes_on = skipped[tp]
+            if at < min(begin, goes_on):
+                fields = {"topic": tp[0], "partition": tp[1], "was_at": at, "goes_on_at": goes_on}
+                fix = "raise kafka.retention (retention.ms of the topic), or consume faster"
+                telemetry.log(logging.ERROR, "messages_expired", self._fields() | fields | {"fix": fix})
+
     async def _rejoin(self) -> None:
         """The member is of no use any more: begin anew."""
         self._moving, self._entitled = True, False
@@ -297,7 +318,6 @@ class LogConsumer(Consumer, Moving):
         if wanted != self._topics and self._member is not None:
             self._topics = wanted
             await self._stand_still(0.0)
-            self._entitled = False  # aiokafka says "not assigned" from here on
             self._member.subscribe(wanted)
 
     def look_for_topics(self) -> None:

@@ -410,6 +410,7 @@ async def test_a_topic_that_is_gone_holds_up_no_commit(place: Place) -> None:
 
     class Told(Moving):
         async def assigned(self, partitions: Sequence[TP]) -> None:
+            member.hold(partitions)  # who fetches hears at once what is gone, and the group moves
             if len(partitions) == 2:  # it takes a second turn where the group did not know the new topic yet
                 assigned.set()
 
@@ -762,6 +763,39 @@ async def test_a_log_that_was_cut_is_read_from_where_it_begins_now(place: Place)
             assert [delivery.event.data for delivery in again] == [0, 1, 2]
             assert await consumer.settle([(delivery, ACK) for delivery in first]) == ["lost"] * 3
             assert await consumer.settle([(delivery, ACK) for delivery in again]) == ["done"] * 3
+
+
+async def test_what_retention_took_before_it_was_read_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody can handle it any more, but it must not go without a word; a marker of a transaction is none of it."""
+    service = place.service()
+    main = f"{place.prefix}.main"
+    async with place.bus() as bus:
+        await bus.provision(service)
+        producer = AIOKafkaProducer(bootstrap_servers=place.address, transactional_id=place.prefix, acks="all")
+        await producer.start()
+        try:
+            for number in range(3):  # each is followed by a marker
+                async with producer.transaction():
+                    await producer.send(main, str(number).encode())
+        finally:
+            await producer.stop()
+        assert isinstance(bus.adapter, KafkaAdapter)
+        for seen in (["0", "1", "2"], ["3"]):
+            async with bus.adapter.consume(service.subscription()) as consumer:
+                assert isinstance(consumer, LogConsumer)
+                got = [delivery for _ in seen for delivery in await _receive(consumer)]
+                assert [str(delivery.event.data) for delivery in got] == seen
+                await eventually(lambda: not consumer._skipped, "it has looked where the log begins")
+                await consumer.settle([(delivery, ACK) for delivery in got])
+                await eventually(lambda: all(not lane.dirty for lane in consumer.lanes.values()), "all is committed")
+            told = [record.fields for record in caplog.records if getattr(record, "event", "") == "messages_expired"]  # type: ignore[attr-defined]
+            if seen[0] == "0":
+                assert told == []
+                await bus.publish_many([Event("a", n) for n in (1, 2, 3)])
+                await bus.adapter.client.truncate({(main, 0): 8})
+        (fields,) = told
+        assert (fields["topic"], fields["goes_on_at"]) == (main, 8)
+        assert fields["was_at"] in (5, 6), "behind the last message, or behind its marker"
 
 
 @pytest.mark.parametrize("settlement", [ACK, RELEASE_UNNOTED], ids=["done", "handed back"])
