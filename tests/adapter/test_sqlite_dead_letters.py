@@ -197,6 +197,18 @@ async def test_a_redriven_letter_can_have_another_body_and_a_delay(tmp_path: Pat
         assert await box.depth() == 2
 
 
+async def test_a_delayed_letter_is_never_early_not_by_a_part_of_a_millisecond(tmp_path: Path) -> None:
+    """The file counts whole milliseconds; the one that has begun is none of the delay."""
+    async with opened(tmp_path, SUB) as adapter:
+        await park(adapter, *(full_event() for _ in range(30)))
+        box = adapter.parking("wms-stock", "wms")
+        for letter in (await box.browse(None, 30)).letters:
+            asked = time.time()
+            await box.redrive([Redrive(letter.address, {}, None, 60.0003)])
+            [(due,)] = sql(tmp_path, "SELECT due FROM inflight ORDER BY due DESC LIMIT 1")
+            assert asked + 60.0003 <= int(str(due)) / 1000 <= time.time() + 60.01
+
+
 async def test_a_move_that_fails_leaves_the_letter(tmp_path: Path) -> None:
     """While the file is locked re-drive and purge answer `failed`; the letter still stands there."""
     async with opened(tmp_path, SUB, lock_timeout="50ms") as adapter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -59,7 +60,7 @@ class RedriveLetters(Operation[set[int]]):
             if body is not None:
                 self._edit(tx, seq + place, body)
         for (_, delay), (delta, numbers) in kinds.items():
-            due = tx.now + round(delay * 1000)
+            due = tx.now + (math.ceil(delay * 1000) + 1 if delay else 0)  # the millisecond that began is not over
             tx.execute(_QUEUE, (seq, self.subscription, due, json.dumps(dict(delta)), json.dumps(numbers)))
             tx.wake("queue", self.subscription, due)
         tallies.remove(tx, self.subscription, found)
