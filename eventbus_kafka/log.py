@@ -85,6 +85,7 @@ class LogConsumer(Consumer, Moving):
         self._committing = asyncio.Lock()
         self._leaving = asyncio.Lock()
         self._failure: BrokerError | None = None
+        self._unreadable: BrokerError | None = None
         self._bug: BaseException | None = None
         self._woken = self._closed = False
         self._skipped: dict[TP, tuple[int, int]] = {}
@@ -418,7 +419,10 @@ class LogConsumer(Consumer, Moving):
     # --- give out --------------------------------------------------------------------------------------------
 
     async def receive(self, limit: int, timeout: float) -> list[Delivery]:
-        """What the partitions have, each in turn. Raises as long as something keeps us from getting more."""
+        """What the partitions have, each in turn. Raises as long as something keeps us from getting more.
+
+        A partition that cannot be read raises only if meanwhile nothing came of the others: they shall not wait for it.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         while True:
@@ -429,6 +433,8 @@ class LogConsumer(Consumer, Moving):
             if self._failure is not None and not found:
                 raise self._failure.with_traceback(None)
             now = loop.time()
+            if self._unreadable is not None and not found and now >= until:
+                raise self._unreadable.with_traceback(None)
             if found or self._woken or self._closed or now >= until:
                 self._woken = False
                 return found
@@ -438,6 +444,7 @@ class LogConsumer(Consumer, Moving):
         if self._moving or self._closed:
             return []
         found: list[Delivery] = []
+        self._unreadable = None
         lanes = self._order
         share = max(FEW, limit // len(lanes)) if lanes else 0
         for most in (share, limit):
@@ -447,7 +454,7 @@ class LogConsumer(Consumer, Moving):
                     try:
                         taken = lane.take(self._due(lane, room) if lane.tier else room)
                     except BrokerError as error:  # what was taken of the others must not be lost on the way
-                        self._failure = error
+                        self._unreadable = error
                         continue
                     found += [self._deliver(lane, record) for record in taken]
                     if lane.wanting:
