@@ -216,6 +216,29 @@ class Client:
         found = (known and self._partitions.get(topic)) or (await self.describe([topic])).get(topic, 0)
         if not found:
             self.permitted(topic)
+            found = await self._ask_all(topic)
+        return found
+
+    async def _ask_all(self, topic: str) -> int:
+        """How many partitions a topic has, if any node knows it; one that stood still has not heard of it yet.
+
+        Who believed the first answer told publishers that nobody was subscribed, and the event was gone.
+        """
+        request = MetadataRequest([topic], False)
+
+        async def ask(node: int) -> int:
+            answer = await self._open._send_request_to_node(node, request)
+            ((code, _, _, partitions),) = answer.topics
+            if kafka.for_code(code) is not kafka.UnknownTopicOrPartitionError:
+                _no_error(code, f"topic {topic}")
+            return len(partitions)
+
+        nodes = [node.nodeId for node in self._open._client.cluster.brokers()]
+        found = max(
+            await asyncio.gather(*[self.call(ask(node), self.options.connect_timeout) for node in nodes]), default=0
+        )
+        if found:
+            self._partitions[topic] = found
         return found
 
     def permitted(self, *topics: str) -> None:
@@ -803,7 +826,8 @@ class GroupConsumer:
         self._generation = self._consumer._coordinator.generation
 
     async def stop(self) -> None:
-        """Leave the group and disconnect."""
+        """Leave the group and disconnect; a commit that is still tried is given up."""
+        self._generation = -1
         await _quietly(self._consumer.stop())
 
 

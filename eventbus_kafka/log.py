@@ -515,11 +515,14 @@ class LogConsumer(Consumer, Moving):
             lanes = [lane for lane in self.lanes.values() if lane.dirty or lane.wanting]
             if not lanes:
                 continue
+            epoch = self._epoch
             try:
                 async with self._committing:
                     await self._commit(lanes)
                 failures = 0
             except Fenced as error:
+                if epoch != self._epoch:
+                    continue  # it was the last word of a membership that is over; another has begun since
                 telemetry.log(logging.WARNING, "partitions_lost", self._fields() | {"error": str(error)})
                 self._moving, self._entitled = True, False
                 self._call_back()

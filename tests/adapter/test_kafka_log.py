@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.errors import GroupLoadInProgressError
+from aiokafka.protocol.commit import OffsetCommitRequest
 
 from eventbus import (
     BrokerError,
@@ -29,6 +33,7 @@ from eventbus.settlement import ACK, Release, Retry, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter, lanes
 from eventbus_kafka._client import TP, Fenced, GroupConsumer, Moving
+from eventbus_kafka._errors import Refused
 from eventbus_kafka._unread import Unread
 from eventbus_kafka.log import LogConsumer
 from eventbus_kafka.names import Topic
@@ -400,6 +405,76 @@ async def test_who_was_put_out_commits_nothing(place: Place) -> None:
             assert await member.commit({tp: (4, "ours")}) == set()
         finally:
             await member.stop()
+
+
+async def test_the_last_word_of_a_membership_that_is_over_does_not_stop_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit waits for a coordinator that loads, meanwhile its poll is refused, and another takes its place."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            assert isinstance(consumer, LogConsumer)
+            await bus.publish_many([Event("a", n) for n in range(20)])
+            held: list[Delivery] = []
+            while len(held) < 20:
+                held += await consumer.receive(20, 1.0)
+            old = consumer._member
+            assert old is not None
+            coordinator, tried = old._consumer._coordinator, asyncio.Event()
+            send, poll = coordinator._send_req, old.poll
+
+            async def loading(request: object) -> object:
+                if isinstance(request, OffsetCommitRequest):
+                    tried.set()
+                    raise GroupLoadInProgressError
+                return await send(request)
+
+            async def refused(*arguments: Any) -> Any:
+                if tried.is_set():
+                    raise Refused("no right to read")
+                return await poll(*arguments)
+
+            monkeypatch.setattr(coordinator, "_send_req", loading)
+            monkeypatch.setattr(old, "poll", refused)
+            await consumer.settle([(delivery, ACK) for delivery in held])
+            await eventually(lambda: consumer._member not in (old, None), "another membership began")
+            await bus.publish_many([Event("b", n) for n in range(20)])
+            more: set[object] = set()
+
+            async def all_came() -> bool:
+                with contextlib.suppress(BrokerError):
+                    some = await consumer.receive(50, 0.1)
+                    await consumer.settle([(delivery, ACK) for delivery in some])
+                    more.update(delivery.event.data for delivery in some if delivery.event.type == "b")
+                return len(more) == 20
+
+            await eventually(all_came, "it gets all that comes", within=20)
+
+
+async def test_a_node_that_has_not_heard_of_a_topic_is_not_believed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stood still says for a moment that there is no such topic; nobody is told that nobody is subscribed."""
+    service = place.service()
+    async with place.bus() as publisher, place.bus() as other:
+        await other.provision(service)
+        assert isinstance(publisher.adapter, KafkaAdapter)
+        client, asked = publisher.adapter.client, list[object]()
+
+        async def not_heard(topics: object) -> dict[str, int]:
+            asked.append(topics)
+            return {}
+
+        with monkeypatch.context() as stale:
+            stale.setattr(client, "_describe", not_heard)
+            (result,) = await publisher.adapter.publish(place.prefix, [Event("a")])
+            assert (result.status, result.subscribed) == ("stored", None)
+            assert asked, "one node was asked first"
+            (result,) = await publisher.adapter.publish(f"{place.prefix}x", [Event("a")])
+            assert (result.status, result.subscribed) == ("stored", False)
+        assert (await other.stats(service)).ready == 1
 
 
 async def test_a_topic_that_is_gone_holds_up_no_commit(place: Place) -> None:
