@@ -373,9 +373,9 @@ class Client:
 
     # --- looking into the log --------------------------------------------------------------------------------
 
-    async def begins(self, partitions: Sequence[TP]) -> dict[TP, int]:
+    async def begins(self, partitions: Sequence[TP], *, within: float | None = None) -> dict[TP, int]:
         """The first offsets of partitions."""
-        found = await self.call(self._look.beginning_offsets(self._introduced(partitions)))
+        found = await self.call(self._look.beginning_offsets(self._introduced(partitions)), within)
         return {tuple(tp): offset for tp, offset in found.items()}
 
     async def ends(self, partitions: Sequence[TP]) -> dict[TP, int]:

@@ -81,7 +81,11 @@ def translate(error: BaseException, where: str) -> BrokerError:
     if isinstance(error, kafka.IllegalStateError):
         return Fenced(f"{where}: {text}")
     if isinstance(error, (TimeoutError, kafka.KafkaTimeoutError, kafka.RequestTimedOutError)):
-        return BrokerUnavailable(f"{where} did not answer in time; is it overloaded, or stopped?")
+        return BrokerUnavailable(f"{where} did not answer in time; is it overloaded, or stopped? Is it Kafka?")
+    if isinstance(error, kafka.IncompatibleBrokerVersion):
+        return BrokerUnavailable(f"{where} does not answer as a broker does ({text}); is it the port of a controller?")
+    if isinstance(error, kafka.NodeNotReadyError):
+        return BrokerUnavailable(f"{where} is not ready ({text}); is Kafka running there?")
     if isinstance(error, ssl.SSLError):
         return BrokerUnavailable(
             f"TLS with {where} failed ({text}); check the host's name and cafile, certfile and keyfile"

@@ -23,7 +23,7 @@ from eventbus.adapter import (
     Subscription,
     Topology,
 )
-from eventbus.errors import BrokerError, BrokerUnavailable, InvalidEvent, UnknownService
+from eventbus.errors import BrokerError, BrokerUnavailable, ConfigError, InvalidEvent, UnknownService
 from eventbus.event import Event
 from eventbus.failpoints import failpoint
 from eventbus.scheduling.tiers import TIERS, tier_for
@@ -69,6 +69,7 @@ class KafkaAdapter(Adapter):
         self._provisioner = Provisioner(self)
         self._consumers: list[LogConsumer] = []
         self._letters: dict[str, Letters] = {}
+        self._owners: dict[tuple[str, str], tuple[str, str]] = {}
         self._making = asyncio.Lock()
         self._closed_roads: set[str] = set()
 
@@ -133,8 +134,15 @@ class KafkaAdapter(Adapter):
         self._letters.pop(names.dlq, None)
 
     def names(self, service: str, prefix: str) -> Names:
-        """The names of a service."""
-        return names_of(self.options.names, service, prefix)
+        """The names of a service; ConfigError where another service has one of them."""
+        found = names_of(self.options.names, service, prefix)
+        mine = {"group": found.group, "dlq": found.dlq, "dlq_state": found.state, "retry": found.retry}
+        for key, name in mine.items():
+            owner = self._owners.setdefault((key, name), (prefix, service))
+            if owner != (prefix, service):
+                both = f"{owner[1]} and {service} would share {name!r}, and take each other's events"
+                raise ConfigError(f"kafka.names.{key}: {both}; put {{service}} into it")
+        return found
 
     def letters(self, names: Names) -> Letters:
         """What is known of a service's dead letters; shared by all who ask here."""
@@ -202,9 +210,9 @@ class KafkaAdapter(Adapter):
         names = self.names(subscription.service, subscription.prefix)
         return (LetterConsumer if subscription.dead_letters else WorkConsumer)(self, subscription, names)
 
-    def report(self, error: BrokerError, delivery: Delivery) -> None:
-        """Say why a copy could not be written; the message stays where it is."""
-        telemetry.log(logging.ERROR, "copy_failed", telemetry.about(delivery) | {"error": str(error)})
+    def report(self, delivery: Delivery, error: BrokerError, *, others: int = 0) -> None:
+        """Say why a copy could not be written, and how many others with it; the messages stay where they are."""
+        telemetry.log(logging.ERROR, "copy_failed", telemetry.about(delivery) | {"others": others, "error": str(error)})
 
     # --- look ------------------------------------------------------------------------------------------------
 

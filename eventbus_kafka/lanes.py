@@ -20,8 +20,9 @@ LARGEST_LEAD: Final = 512
 commit is due: the rest lasts while that one is under way, which takes a broker ten milliseconds.
 
 Measured: 256 costs half of the rate in commits; with 4096 a frozen consumer left more than minutes of suspects."""
-GROWTH: Final = 32
-"""A backlog waits for one commit until the lead is at its largest; smaller steps cost it a tenth of a second."""
+AHEAD: Final = 0.25
+"""The lead is what is given out in so many seconds: as long as two commits of a broker that is busy take."""
+SHORTEST: Final = 0.001
 ENOUGH: Final = 256
 """Records in hand with which a lane takes no more of what was fetched: enough until the next have come."""
 MOST_OPEN: Final = 50_000
@@ -37,8 +38,8 @@ class Lane:
     """
 
     __slots__ = (
-        "_bytes", "_given", "_legacy", "_unread", "buffer", "dirty", "fenced", "full_since", "held", "lead", "ledger",
-        "legacy_end", "marked", "notes", "paused", "room", "said", "tier", "tp", "wanting", "words",
+        "_bytes", "_given", "_legacy", "_since", "_unread", "buffer", "dirty", "fenced", "full_since", "held", "lead",
+        "ledger", "legacy_end", "marked", "notes", "paused", "room", "said", "tier", "tp", "wanting", "words",
     )  # fmt: skip
 
     def __init__(self, tp: tuple[str, int], start: int, legacy: Legacy, *, tier: int | None) -> None:
@@ -58,7 +59,7 @@ class Lane:
         self.marked = start
         """Up to here, a commit says, messages may have been started."""
         self.lead = SMALLEST_LEAD
-        self._given = 0
+        self._given, self._since = 0, 0.0
         self.wanting = False
         """Somebody waits for the mark to move on."""
         self.paused = self.fenced = False
@@ -181,18 +182,17 @@ class Lane:
         """The next offset to be given out."""
         return self.buffer[0].offset if self.buffer else self.ledger.position
 
-    def commit(self, owner: str, *, held: bool = True, ahead: bool = True) -> tuple[int, str, int]:
-        """Offset and metadata to commit, and the mark that holds once it is done.
+    def commit(self, owner: str, now: float, *, held: bool = True, ahead: bool = True) -> tuple[int, str, int]:
+        """Offset and metadata to commit, and the mark that holds once it is done. `now` is any clock's.
 
         `held`: whether what is out now shall be a suspect, should it never be settled; what only moves to another
         consumer is none, and its call is no crash. `ahead`: whether more will be given out under this commit.
         """
         at, upcoming = self.ledger.commit, self.next
         if ahead:
-            if self.wanting:
-                self.lead = min(LARGEST_LEAD, self.lead * GROWTH)
-            elif self._given < self.lead // 4:
-                self.lead = max(SMALLEST_LEAD, self.lead // 8, 2 * self._given)
+            fast = int(self._given * AHEAD / max(SHORTEST, now - self._since))
+            least = self.lead if self.wanting else self.lead // 8
+            self.lead = min(LARGEST_LEAD, max(SMALLEST_LEAD, least, fast))
         self._given = 0
         self.wanting = False
         mark = upcoming + self.lead if ahead else upcoming
@@ -206,6 +206,10 @@ class Lane:
             finished += self._legacy.finished_from(self.ledger.position)
         notes = self.notes if held else self._notes_of_the_living()
         return at, offsets.encode(at, offsets.merged(suspects), finished, notes, owner), mark
+
+    def committed(self, mark: int, now: float) -> None:
+        """It stands: so far messages may be given out."""
+        self.marked, self._since = mark, now
 
     def _notes_of_the_living(self) -> dict[int, Note]:
         """The notes without the crash that was noted before each call that still runs."""

@@ -92,7 +92,7 @@ class LetterConsumer(LogConsumer):
                 await self._letters.say(_places(read), "read")
             except BrokerError as error:
                 failed = True
-                self._adapter.report(error, read[0])
+                self._adapter.report(read[0], error, others=len(read) - 1)
         answers: list[Settled] = []
         for delivery, settlement in items:
             if not self._mine(delivery):

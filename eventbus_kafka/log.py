@@ -277,6 +277,7 @@ class LogConsumer(Consumer, Moving):
             if epoch != self._epoch or self._moving or lane.fenced:
                 return
             if position > lane.ledger.position:
+                self._skipped.setdefault(lane.tp, (lane.ledger.position, position))
                 lane.ledger.advance(position)
                 lane.dirty = True
 
@@ -287,7 +288,12 @@ class LogConsumer(Consumer, Moving):
             return
         self._next_count = now + COUNT_AGAIN
         skipped, self._skipped = self._skipped, {}
-        for tp, begin in (await self._client.begins([tp for tp in skipped if tp in self.lanes])).items():
+        try:
+            begins = await self._client.begins([tp for tp in skipped if tp in self.lanes], within=COUNT_AGAIN)
+        except BrokerError:  # one partition has no leader just now: later, and nobody waits for it
+            self._skipped = skipped | self._skipped
+            return
+        for tp, begin in begins.items():
             at, goes_on = skipped[tp]
             if at < min(begin, goes_on):
                 fields = {"topic": tp[0], "partition": tp[1], "was_at": at, "goes_on_at": goes_on}
@@ -429,6 +435,9 @@ class LogConsumer(Consumer, Moving):
             if self._bug is not None:
                 raise self._bug
             self._arrived.clear()
+            if isinstance(self._failure, BrokerUnavailable):
+                # What is here could be handled. But whether it was cannot be said, and others may have it by now.
+                raise self._failure.with_traceback(None)
             found = await self._take(min(limit, AT_ONCE))
             if self._failure is not None and not found:
                 raise self._failure.with_traceback(None)
@@ -538,12 +547,13 @@ class LogConsumer(Consumer, Moving):
             return
         if member is None or not self._entitled:
             raise BrokerUnavailable(f"{self._group} is rebalancing")
+        loop = asyncio.get_running_loop()
         marks: dict[Lane, int] = {}
         words = [lane.words for lane in lanes]
         offsets: dict[TP, tuple[int, str]] = {}
         for lane in lanes:
             lane.dirty = False
-            at, metadata, marks[lane] = lane.commit(self._owner, held=held, ahead=ahead)
+            at, metadata, marks[lane] = lane.commit(self._owner, loop.time(), held=held, ahead=ahead)
             offsets[lane.tp] = at, metadata
         failpoint("kafka.commit.before")
         try:
@@ -557,7 +567,8 @@ class LogConsumer(Consumer, Moving):
             if lane.tp in gone:  # it is taken away from us as soon as the group knows
                 lane.dirty = True
             else:
-                lane.marked, lane.said = marks[lane], word
+                lane.committed(marks[lane], loop.time())
+                lane.said = word
         self._arrived.set()
 
     async def note(self, delivery: Delivery, delta: HeaderDelta) -> bool:

@@ -106,8 +106,10 @@ class KafkaParking(Parking):
         return Walk(self._client, begins, ends, start, self._letters.gone, look)
 
     async def depth(self) -> int:
-        """How many stand here, by offsets less the gaps that are known; nothing is read for it."""
-        return self._left(*await self._bounds())
+        """How many stand here, by offsets less the gaps that are known; no letter is read for it."""
+        begins, ends = await self._bounds()
+        await self._letters.refresh()
+        return self._left(begins, ends)
 
     async def count(self) -> tuple[int, bool]:
         """How many stand here: what was not read before is, up to some megabytes; beyond that it is an estimate."""

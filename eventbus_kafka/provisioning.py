@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from eventbus import telemetry
 from eventbus.adapter import PARKING_MARGIN, Drift, ProvisionMode, Subscription
-from eventbus_kafka.names import Names, Topic, names_of, topics_of
+from eventbus_kafka.names import Names, Topic, topics_of
 
 if TYPE_CHECKING:
     from eventbus_kafka.adapter import KafkaAdapter
@@ -20,6 +20,7 @@ class Provisioner:
     """Makes what is missing, and says what differs from what the promise rests on."""
 
     def __init__(self, adapter: KafkaAdapter) -> None:
+        self._names = adapter.names
         self._client = adapter.client
         self._options = adapter.options
         self._copies: tuple[int, int] | None = None
@@ -28,7 +29,7 @@ class Provisioner:
         """Make topics and first commits (`create`), or only compare (`verify`)."""
         drifts: list[Drift] = []
         for sub in subscriptions if mode != "off" else ():
-            names = names_of(self._options.names, sub.service, sub.prefix)
+            names = self._names(sub.service, sub.prefix)
             wanted = topics_of(names, sub.delays, self._options)
             there = await self._client.describe(topic.name for topic in wanted)
             self._client.permitted(*(topic.name for topic in wanted))

@@ -109,25 +109,30 @@ class WorkConsumer(LogConsumer):
         self, items: Sequence[tuple[Delivery, Settlement]], places: Sequence[int], answers: list[Settled]
     ) -> None:
         ready: list[Outgoing] = []
-        errors: list[BrokerError | None] = []
-        try:
-            for place in places:
+        errors: dict[int, BrokerError | None] = {}
+        for place in places:
+            try:
                 ready.append(await self._prepared(*items[place]))
-        except BrokerError as problem:  # a road could not be made: no better for those after it
-            errors = [problem] * (len(places) - len(ready))
+                errors[place] = None
+            except BrokerError as problem:  # its road could not be made; the others need another, or none
+                errors[place] = problem
         failpoint("kafka.settle.before-copy")
-        errors = [*await self._client.send(ready), *errors]
+        sent = await self._client.send(ready)
         failpoint("kafka.settle.between-copy-and-commit")
-        for place, error in zip(places, errors, strict=True):
+        errors |= zip([place for place in places if errors[place] is None], sent, strict=True)
+        failed: list[tuple[Delivery, BrokerError]] = []
+        for place, error in errors.items():
             delivery = items[place][0]
             if error is not None:
                 answers[place] = "failed"
-                self._adapter.report(error, delivery)
+                failed.append((delivery, error))
                 continue
             mine = self._mine(delivery)
             if mine:
                 self._finish(delivery)
             answers[place] = _FATES[mine]
+        if failed:
+            self._adapter.report(*failed[0], others=len(failed) - 1)
 
     async def _prepared(self, delivery: Delivery, settlement: Settlement) -> Outgoing:
         lane, record = receipt_of(delivery)

@@ -123,6 +123,14 @@ def test_delays_get_roads_by_ratio_two(delays: tuple[float, ...], tiers: tuple[i
     assert tiers_of(delays) == tiers
 
 
+def test_two_services_cannot_have_one_name() -> None:
+    """As members of one group each would get a part of the events; alone, a service may be called anything."""
+    adapter = KafkaAdapter.from_url("kafka://a", {"names": {"group": "all"}})
+    assert adapter.names("wms-stock", "wms").group == adapter.names("wms-stock", "wms").group == "all"
+    with pytest.raises(ConfigError, match=r"names.group: wms-stock and wms-billing would share 'all'.*\{service\}"):
+        adapter.names("wms-billing", "wms")
+
+
 def test_the_topology_is_told_without_a_broker() -> None:
     """Topics with their settings, groups, and who feeds whom; the sign of the subscription is made last."""
     adapter = KafkaAdapter.from_url("kafka://nowhere", {"max_event_bytes": 1_000_000})
