@@ -323,6 +323,18 @@ async def test_of_letters_that_are_no_more_in_the_log_nothing_is_kept(place: Pla
             assert [letters.is_gone(0, offset) for offset in (0, 19, 20, 29)] == [True, True, False, False]
 
 
+async def test_who_only_asks_how_a_service_stands_counts_no_letter_that_is_gone(place: Place) -> None:
+    """Also where he asks for the first time: it is the state that says what was re-driven."""
+    service = place.service()
+    async with place.bus() as bus, place.bus() as asking:
+        await _park(bus, service, 5)
+        assert (await asking.stats(service)).parked == 5
+        assert (await bus.dead_letters(service).redrive(limit=3)).done == 3
+        assert (await asking.stats(service)).parked == 2
+        async with place.bus() as fresh:
+            assert (await fresh.stats(service)).parked == 2
+
+
 async def test_operators_at_the_same_time_move_each_letter_once(place: Place) -> None:
     """Whoever was first in the log moves a letter; the others hear that it is gone."""
     service = place.service()

@@ -29,7 +29,7 @@ from eventbus import (
     headers,
 )
 from eventbus.errors import BrokerUnavailable
-from eventbus.settlement import ACK, Release, Retry, Settlement
+from eventbus.settlement import ACK, Park, Release, Retry, Settlement
 from eventbus.testing.contract.harness import drained, eventually, running
 from eventbus_kafka import KafkaAdapter, lanes
 from eventbus_kafka._client import TP, Fenced, GroupConsumer, Moving
@@ -545,25 +545,28 @@ async def test_a_partition_may_be_paused_while_none_is_assigned(place: Place) ->
 
 
 async def test_a_road_that_cannot_be_made_fails_only_those_who_need_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was acknowledged with them is done, and stays done when they are tried again."""
+    """What was acknowledged or parked with them is done, and stays done when they are tried again; one line says so."""
     service = place.service()
     async with place.bus() as bus:
         await bus.provision(service)
-        await bus.publish_many([Event("a", n) for n in range(3)])
+        await bus.publish_many([Event("a", n) for n in range(4)])
         async with bus.adapter.consume(service.subscription()) as consumer:
-            held = [delivery for _ in range(3) for delivery in await _receive(consumer)]
+            held = [delivery for _ in range(4) for delivery in await _receive(consumer)]
 
             async def down(*_: object) -> str:
                 raise BrokerUnavailable("the controller is away")
 
             items: list[tuple[Delivery, Settlement]] = [(held[0], ACK)]
-            items += [(delivery, Retry(time.time() + 60, 60.0, {})) for delivery in held[1:]]
+            items += [(delivery, Retry(time.time() + 60, 60.0, {})) for delivery in held[1:3]]
+            items += [(held[3], Park("permanent", {headers.PARK_REASON: "permanent"}, "no such order"))]
             with monkeypatch.context() as broken:
                 broken.setattr(bus.adapter, "road", down)
-                assert await consumer.settle(items) == ["done", "failed", "failed"]
-            assert await consumer.settle(items[1:]) == ["done", "done"]
+                assert await consumer.settle(items) == ["done", "failed", "failed", "done"]
+            said = [record for record in caplog.records if getattr(record, "event", "") == "copy_failed"]
+            assert [record.fields["others"] for record in said] == [1]  # type: ignore[attr-defined]
+            assert await consumer.settle(items[1:3]) == ["done", "done"]
 
 
 async def test_an_error_nobody_thought_of_does_not_end_the_fetching(
@@ -871,6 +874,29 @@ async def test_what_retention_took_before_it_was_read_is_told(place: Place, capl
         (fields,) = told
         assert (fields["topic"], fields["goes_on_at"]) == (main, 8)
         assert fields["was_at"] in (5, 6), "behind the last message, or behind its marker"
+
+
+async def test_what_retention_took_is_told_also_where_it_took_everything(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing comes that would show a gap; the place where the next event will stand shows it."""
+    service = place.service()
+    async with place.bus() as bus:
+        await bus.provision(service)
+        await bus.publish_many([Event("a", n) for n in range(5)])
+        assert isinstance(bus.adapter, KafkaAdapter)
+        await bus.adapter.client.truncate({(f"{place.prefix}.main", 0): 5})
+
+        def told() -> list[tuple[int, int]]:
+            said = [record.fields for record in caplog.records if getattr(record, "event", "") == "messages_expired"]  # type: ignore[attr-defined]
+            return [(fields["was_at"], fields["goes_on_at"]) for fields in said]
+
+        async with bus.adapter.consume(service.subscription()) as consumer:
+            await eventually(lambda: told() == [(0, 5)], "it is told")
+            await bus.publish("b")
+            (delivery,) = await _receive(consumer)
+            assert delivery.event.type == "b"
+            assert told() == [(0, 5)]
 
 
 @pytest.mark.parametrize("settlement", [ACK, RELEASE_UNNOTED], ids=["done", "handed back"])

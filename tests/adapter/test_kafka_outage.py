@@ -76,6 +76,34 @@ async def test_an_idle_consumer_is_not_ready_while_its_broker_is_down(
             await eventually(lambda: seen == ["before", "after"], "it goes on", within=30)
 
 
+async def test_a_busy_consumer_is_not_ready_while_its_broker_is_down(broker: KafkaNode) -> None:
+    """Much was fetched ahead, but whether it is handled cannot be said: nothing more is begun, and readiness is red."""
+    service = Service("busy-stock", concurrency=1)
+    seen: set[object] = set()
+    pace = 0.02
+
+    @service.on("#")
+    async def handle(number: int) -> None:
+        seen.add(number)
+        await asyncio.sleep(pace)
+
+    async with Bus(broker.url, source="api", prefix="busy", settings={"kafka": SETTINGS}) as bus:
+        readiness = ConsumerReadiness(bus, [service])
+
+        async def not_ready() -> bool:
+            return bool((await readiness.look())[service.name])
+
+        async with bus.serving(service):
+            await bus.publish_many([Event("a", n) for n in range(2000)])
+            await eventually(lambda: len(seen) > 20, "it works")
+            broker.kill()
+            await eventually(not_ready, "it says so", within=12)
+            assert len(seen) < 1000
+            pace = 0.0
+            await asyncio.to_thread(broker.start)
+            await eventually(lambda: len(seen) == 2000, "it goes on", within=60)
+
+
 async def test_a_broker_that_comes_up_is_not_taken_for_one_without_commits(broker: KafkaNode) -> None:
     """While it loads what groups have committed it says so; who took that for nothing handled all of the log again."""
     topic, group = "much", "much-committed"
