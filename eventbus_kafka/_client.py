@@ -781,6 +781,8 @@ class GroupConsumer:
         without members believes nobody, and forgets what others have said since. And a commit that names a topic
         that is gone it repeats until there is one again, a new one.
         """
+        if self._abandoned:
+            raise BrokerUnavailable(f"{self._client.where}: interrupted; what is not committed is handled again")
         there = self._consumer._client.cluster
         gone = {tp for tp in offsets if tp[1] not in (there.partitions_for_topic(tp[0]) or ())}
         topics: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
@@ -828,7 +830,17 @@ class GroupConsumer:
     async def stop(self) -> None:
         """Leave the group and disconnect; a commit that is still tried is given up."""
         self._generation = -1
-        await _quietly(self._consumer.stop())
+        if self._abandoned:
+            self._consumer._closed = True
+            await _quietly(self._consumer._client.close())
+        else:
+            await _quietly(self._consumer.stop())
+
+    @property
+    def _abandoned(self) -> bool:
+        """Whether the driver's own coroutines have ended: a second Ctrl-C cancels all, and no answer is read."""
+        coordinator = self._consumer._coordinator
+        return coordinator is not None and bool(coordinator._coordination_task.done())
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -110,3 +111,33 @@ def test_where_a_purge_is_for_good_there_is_nothing_to_erase(cli: Cli, letters: 
     assert (done.returncode, done.stdout) == (2, "")
     assert "a purge of wms-cincout is for good on this broker" in done.stderr
     assert cli("dlq", "count", "wms-cincout", "--url", "sqlite:///bus.db").stdout == "3\n"
+
+
+async def test_a_second_ctrl_c_ends_it_at_once(
+    place: Place, cli: Cli, until: Callable[[Callable[[], object], str], None]
+) -> None:
+    """Not after the deadlines of calls whose answers nobody reads any more; what ran is handled again."""
+    service = place.service()
+    called = cli.folder / "called"
+    cli.write(
+        "app.py",
+        f"""
+import asyncio, pathlib
+from eventbus import Service
+slow = Service({service.name!r}, prefix={place.prefix!r})
+@slow.on("#", timeout=120.0)
+async def handle(data: bytes) -> None:
+    pathlib.Path({str(called)!r}).touch()
+    await asyncio.sleep(100)
+""",
+    )
+    running = cli.start("run", "app:slow", "--url", place.url, "--log", "json")
+    await asyncio.to_thread(running.wait_for, "started")
+    async with place.bus() as bus:
+        await bus.publish("a")
+        await asyncio.to_thread(until, called.exists, "it was called")
+        running.process.send_signal(signal.SIGINT)
+        await asyncio.to_thread(running.wait_for, "stopping")
+        running.process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(running.process.wait, 8) == 1
+        assert (await bus.stats(service)).ready == 1
