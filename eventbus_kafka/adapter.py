@@ -179,7 +179,7 @@ class KafkaAdapter(Adapter):
         topic = main_topic(self.options.names, prefix)
         try:
             if not await self.client.partitions(topic):
-                return [_FOR_NOBODY] * len(events)  # nobody ever subscribed here
+                return [await self._for_nobody(prefix, topic)] * len(events)
         except Refused as error:
             return [_refused(error)] * len(events)
         results: list[PublishResult] = [_STORED] * len(events)
@@ -204,6 +204,14 @@ class KafkaAdapter(Adapter):
             if answer is not None:
                 results[place] = _refused(answer)
         return results
+
+    async def _for_nobody(self, prefix: str, topic: str) -> PublishResult:
+        """There is no shared topic: nobody ever subscribed, or somebody deleted it."""
+        signs = naming.subscriptions_in(self.options.names, prefix, await self.client.topics(age=TOPICS_AGE))
+        if not signs:
+            return _FOR_NOBODY
+        problem = f"topic {topic} is gone, but services are subscribed ({', '.join(signs)}); provision them again"
+        return PublishResult("refused", f"{self.client.where}: {problem}", later=True)
 
     def consume(self, subscription: Subscription) -> Consumer:
         """A consumer of the service's work, or of its dead letters."""

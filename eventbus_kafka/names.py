@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
@@ -86,6 +86,13 @@ class Names:
 def main_topic(chosen: Templates, prefix: str) -> str:
     """The topic that all services of a prefix share."""
     return chosen.main.format(prefix=prefix)
+
+
+def subscriptions_in(chosen: Templates, prefix: str, topics: Iterable[str]) -> list[str]:
+    """Those of the topics that tell that a service of the prefix is subscribed."""
+    parts = chosen.retry.format(prefix=prefix, service="{service}", ms=0).split("{service}")
+    sign = re.compile("[a-z0-9-]+".join(map(re.escape, parts)))
+    return sorted(filter(sign.fullmatch, topics))
 
 
 def names_of(chosen: Templates, service: str, prefix: str) -> Names:

@@ -97,6 +97,8 @@ class Provisioner:
         found = await self._client.configs([topic.name for topic in topics])
         room = int(found.get(names.main, {}).get("max.message.bytes", 0))
         drifts = []
+        if 0 < room < self._options.max_event_bytes:
+            drifts.append(Drift(names.main, "max.message.bytes", str(room), f"{self._options.max_event_bytes} or more"))
         for topic in topics:
             config = found[topic.name]
             policy = config.get("cleanup.policy", "delete")

@@ -189,6 +189,29 @@ async def test_publishing_where_nobody_subscribed_makes_no_topic(place: Place) -
         assert not [topic for topic in await bus.adapter.client.topics() if topic.startswith(place.prefix)]
 
 
+async def test_an_event_is_refused_where_the_shared_topic_was_deleted(place: Place) -> None:
+    """Its services are subscribed and would never see it: that is not the same as nobody being there."""
+    service = place.service()
+    async with place.bus() as operator, place.bus() as publisher:
+        await operator.provision(service)
+        assert isinstance(operator.adapter, KafkaAdapter)
+        await operator.adapter.client.delete([f"{place.prefix}.main"])
+        with pytest.raises(PublishError, match=rf"is gone, but services are subscribed .*{service.name}.*provision"):
+            await publisher.publish("a")
+        await operator.provision(service)
+        await publisher.publish("a")
+        assert (await operator.stats(service)).ready == 1
+
+
+async def test_a_shared_topic_that_takes_less_than_what_is_set_is_said_at_start(place: Place) -> None:
+    """An event of the size that the setting allows would be refused, one by one, later."""
+    async with place.bus() as bus:
+        await bus.provision(place.service())
+    async with place.bus(max_event_bytes=2_000_000) as bus:
+        with pytest.raises(TopologyMismatch, match=r"main: max.message.bytes is 1048576, wanted 2000000 or more"):
+            await bus.provision(place.service())
+
+
 async def test_a_service_that_nobody_provisioned_is_unknown(place: Place) -> None:
     """Consuming, looking and counting say so at once."""
     service = place.service()

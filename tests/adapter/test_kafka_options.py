@@ -7,7 +7,7 @@ import pytest
 from eventbus.adapter import Subscription
 from eventbus.errors import ConfigError
 from eventbus_kafka import KafkaAdapter
-from eventbus_kafka.names import Templates, names_of, templates, tiers_of, topics_of
+from eventbus_kafka.names import Templates, names_of, subscriptions_in, templates, tiers_of, topics_of
 from eventbus_kafka.options import read
 
 
@@ -121,6 +121,13 @@ def test_a_name_that_kafka_would_refuse_is_refused_first(chosen: dict[str, str],
 def test_delays_get_roads_by_ratio_two(delays: tuple[float, ...], tiers: tuple[int, ...]) -> None:
     """Delays close together share a road; `.0` is always there."""
     assert tiers_of(delays) == tiers
+
+
+def test_a_retry_topic_tells_who_is_subscribed() -> None:
+    """Of this prefix and no other, by whatever template; not by the topics of other delays."""
+    there = ["wms.retry.wms-stock.0", "wms.retry.wms-stock.5000", "wmsx.retry.wmsx-a.0", "wms.main", "wms.retry..0"]
+    assert subscriptions_in(Templates(), "wms", there) == ["wms.retry.wms-stock.0"]
+    assert subscriptions_in(Templates(retry="again.{ms}"), "wms", [*there, "again.0", "again.5"]) == ["again.0"]
 
 
 def test_two_services_cannot_have_one_name() -> None:
