@@ -1,7 +1,8 @@
 """aiokafka's own log, made fit to be read: no flood while a broker is down, and no password at DEBUG.
 
 A dead broker makes it write the same few lines about seventy times a second. Each kind of them passes once a minute,
-and says how many like it did not. Whoever sets a level on the logger `aiokafka`, or on one below it, gets all of them.
+and says how many like it did not. What it tells of a group's daily life, a dozen long lines at every start, does not
+pass: what matters of it we say ourselves. Whoever sets a level on the logger `aiokafka`, or on one below it, gets all.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ class Readable(logging.Filter):
         args = record.args if isinstance(record.args, tuple) else ()
         if any(type(arg).__name__.startswith("SaslAuthenticate") for arg in args):
             return False  # user and password, as they go over the wire
-        if record.levelno < logging.WARNING or _chosen(record.name):
+        if _chosen(record.name):
             return True
+        if record.levelno < logging.WARNING:
+            return logging.root.level == logging.DEBUG
         kind, now = (record.name, str(record.msg)), self._now()
         since, left_out = self._kinds.get(kind, (-MINUTE, 0))
         if now - since < MINUTE:

@@ -367,6 +367,8 @@ class LogConsumer(Consumer, Moving):
         self._entitled = True
         self._settled_down.set()
         self._commit_soon.set()
+        fields = {"partitions": len(lanes), "topics": len({tp[0] for tp in lanes})}
+        telemetry.log(logging.INFO, "partitions_assigned", self._fields() | fields)
 
     async def revoked(self) -> None:
         """All partitions may go to others: let what runs come to its end, and commit."""
