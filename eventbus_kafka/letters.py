@@ -52,6 +52,10 @@ class LetterConsumer(LogConsumer):
                 standing.append(delivery)
         return standing
 
+    async def _tell_losses(self) -> None:
+        """What the log has lost was put back or purged, and erased then; or it was parked for longer than is wanted."""
+        self._skipped.clear()
+
     def _bring_back(self) -> None:
         now = time.time()
         while self._later and self._later[0][0] <= now:

@@ -290,8 +290,9 @@ class LogConsumer(Consumer, Moving):
         skipped, self._skipped = self._skipped, {}
         try:
             begins = await self._client.begins([tp for tp in skipped if tp in self.lanes], within=COUNT_AGAIN)
-        except BrokerError:  # one partition has no leader just now: later, and nobody waits for it
+        except BrokerError:  # one partition has no leader just now: it is told later, and nobody waits for it
             self._skipped = skipped | self._skipped
+            self._next_count += LOOK_AGAIN
             return
         for tp, begin in begins.items():
             at, goes_on = skipped[tp]

@@ -471,6 +471,22 @@ async def test_a_reader_takes_no_more_letters_than_it_has_room_for(place: Place)
             assert not lane.buffer, "nobody has asked for a letter, so none was read"
 
 
+async def test_a_reader_takes_what_was_erased_for_no_loss(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It was purged before, and whoever is told that messages expired at night looks for a fault."""
+    service = place.service()
+    async with place.bus() as bus:
+        await _park(bus, service, 6)
+        assert (await bus.dead_letters(service).purge(["e0", "e1", "e2"], erase=True)).erased == 3
+        async with bus.adapter.consume(service.subscription(dead_letters=True)) as consumer:
+            got: list[Delivery] = []
+            while len(got) < 3:
+                got += await consumer.receive(3, 5.0)
+            assert isinstance(consumer, LogConsumer)
+            await eventually(lambda: not consumer._skipped, "it has looked at what did not come")
+    assert sorted(delivery.event.id for delivery in got) == ["e3", "e4", "e5"]
+    assert "messages_expired" not in [getattr(record, "event", "") for record in caplog.records]
+
+
 async def test_who_has_no_room_for_more_stays_in_the_group(place: Place) -> None:
     """Nothing is asked for while all partitions are full, but who does not poll at all is put out, and stays out."""
     service = place.service()
