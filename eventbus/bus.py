@@ -229,6 +229,8 @@ class Bus:
         drifts = await self.adapter.provision([service.subscription() for service in services], self._mode)
         if drifts:
             lines = [f"{d.resource}: {d.argument} is {d.found}, wanted {d.wanted}" for d in drifts]
+            if any(drift.found == "missing" for drift in drifts):
+                lines.append('make what is missing with `eventbus topology apply`, or provision = "create"')
             raise TopologyMismatch("; ".join(lines))
 
     async def run(self, *services: Service, signals: bool = True) -> int:

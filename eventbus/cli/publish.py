@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
 from cyclopts import Parameter
@@ -79,6 +80,8 @@ def publish(
     if lines and id is not None:
         raise UsageError("--id goes with one event; --lines makes an id for each")
     if lines and data is None:
+        if Path(type).is_file():
+            raise UsageError(f"{type!r} is a file, not a type: eventbus publish TYPE @{type} --lines")
         data = _STDIN
     if lines and data is not None and not data.startswith("@"):
         raise UsageError("--lines reads a file or standard input: eventbus publish TYPE @file --lines")

@@ -108,6 +108,14 @@ async def test_lines(cli: Cli, subscribed: None) -> None:
     assert numbers == list(range(1235))
 
 
+def test_a_file_where_the_type_belongs_is_no_success(cli: Cli) -> None:
+    """Nothing would be published, and it would say so as if that was meant."""
+    cli.write("events.jsonl", "{}\n")
+    done = cli("publish", "--lines", "events.jsonl", "--prefix", "wms")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'events.jsonl' is a file, not a type: eventbus publish TYPE @events.jsonl --lines" in done.stderr
+
+
 def test_lines_stop_at_a_bad_one(cli: Cli) -> None:
     """What stands before the bad line is published, and said to be."""
     done = cli("publish", "n", "--lines", "--url", URL, input="1\n2\n{oops\n4\n")

@@ -190,7 +190,7 @@ class RecoveryContract(Contract):
         """Provisioning twice changes nothing; `verify` says what is missing and makes nothing."""
         service = broker.service()
         async with broker.bus(provision="verify") as bus:
-            with pytest.raises(TopologyMismatch):
+            with pytest.raises(TopologyMismatch, match="eventbus topology apply"):
                 await bus.provision(service)
         async with broker.bus() as bus:
             await bus.provision(service)
