@@ -86,6 +86,7 @@ class LogConsumer(Consumer, Moving):
         self._leaving = asyncio.Lock()
         self._failure: BrokerError | None = None
         self._unreadable: BrokerError | None = None
+        self._uncommitted: BrokerUnavailable | None = None
         self._bug: BaseException | None = None
         self._woken = self._closed = False
         self._skipped: dict[TP, tuple[int, int]] = {}
@@ -438,9 +439,10 @@ class LogConsumer(Consumer, Moving):
             if self._bug is not None:
                 raise self._bug
             self._arrived.clear()
-            if isinstance(self._failure, BrokerUnavailable):
+            gone = self._failure if isinstance(self._failure, BrokerUnavailable) else self._uncommitted
+            if gone is not None:
                 # What is here could be handled. But whether it was cannot be said, and others may have it by now.
-                raise self._failure.with_traceback(None)
+                raise gone.with_traceback(None)
             found = await self._take(min(limit, AT_ONCE))
             if self._failure is not None and not found:
                 raise self._failure.with_traceback(None)
@@ -531,7 +533,7 @@ class LogConsumer(Consumer, Moving):
             try:
                 async with self._committing:
                     await self._commit(lanes)
-                failures = 0
+                failures, self._uncommitted = 0, None
             except Fenced as error:
                 if epoch != self._epoch:
                     continue  # it was the last word of a membership that is over; another has begun since
@@ -540,6 +542,9 @@ class LogConsumer(Consumer, Moving):
                 self._call_back()
             except BrokerError as error:
                 telemetry.log(logging.WARNING, "commit_failed", self._fields() | {"error": str(error)})
+                if isinstance(error, BrokerUnavailable) and not self._moving:
+                    self._uncommitted = error
+                    self._arrived.set()
                 await asyncio.sleep(max(interval, BACKOFF[min(failures, 3)]))
                 failures += 1
 
