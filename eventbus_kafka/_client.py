@@ -281,11 +281,14 @@ class Client:
     async def delete(self, topics: Sequence[str]) -> None:
         """Delete topics; one that is not there is no error."""
         if topics:
-            for topic, code in (await self.call(self._open.delete_topics(list(topics)))).topic_error_codes:
-                if code and kafka.for_code(code) is not kafka.UnknownTopicOrPartitionError:
-                    raise translate(kafka.for_code(code)(f"topic {topic} cannot be deleted"), self.where)
+            await self.call(self._delete(list(topics)))
             await self._until(lambda found: not found, topics, "were deleted, but are still there")
             self._look._client.set_topics([])  # or it would go on asking for them
+
+    async def _delete(self, topics: list[str]) -> None:
+        for topic, code in (await self._open.delete_topics(topics)).topic_error_codes:
+            if kafka.for_code(code) is not kafka.UnknownTopicOrPartitionError:
+                _no_error(code, f"topic {topic} cannot be deleted")
 
     async def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The settings of topics."""
@@ -308,22 +311,22 @@ class Client:
         Not by aiokafka's own call, which overlooks the error of a coordinator that still loads, after a restart or a
         move: a group that has committed everything looked like one that had committed nothing.
         """
-        topics: dict[str, list[int]] = {}
-        for topic, partition in partitions or ():
-            topics.setdefault(topic, []).append(partition)
-        if partitions is not None and not topics:
+        if partitions is not None and not partitions:
             return {}
-        request = OffsetFetchRequest(group, None if partitions is None else list(topics.items()))
+        topics: dict[str, list[int]] = defaultdict(list)
+        for topic, partition in partitions or ():
+            topics[topic].append(partition)
+        request = OffsetFetchRequest(group, list(topics.items()) or None)
 
         async def ask() -> dict[TP, tuple[int, str]]:
             answer = await self._ask_coordinator(group, request)
+            _no_error(answer.error_code, f"commits of group {group}")
             found: dict[TP, tuple[int, str]] = {}
             for topic, rows in answer.topics:
                 for partition, offset, metadata, code in rows:
-                    _no_error(code or answer.error_code, f"commits of group {group} for {topic}")
+                    _no_error(code, f"commits of group {group} for {topic}")
                     if offset >= 0:
                         found[topic, partition] = offset, metadata
-            _no_error(answer.error_code, f"commits of group {group}")
             return found
 
         return await self._patiently(ask)
@@ -777,9 +780,9 @@ class GroupConsumer:
     async def commit(self, offsets: Mapping[TP, tuple[int, str]]) -> set[TP]:
         """Commit; returns those whose topic is gone, of which nothing stands. Raises Fenced where the group moved on.
 
-        Not by aiokafka's own call. It commits as whoever we are by then: one who was put out is nobody, and a group
-        without members believes nobody, and forgets what others have said since. And a commit that names a topic
-        that is gone it repeats until there is one again, a new one.
+        Not by aiokafka's own call. For one who was put out it commits without a name, and a group without members
+        accepts that: what others have said since would be written over. And a commit that names a topic that is gone
+        it repeats until there is one again, a new one.
         """
         if self._abandoned:
             raise BrokerUnavailable(f"{self._client.where}: interrupted; what is not committed is handled again")

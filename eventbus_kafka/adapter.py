@@ -43,6 +43,8 @@ from eventbus_kafka.state import Letters
 from eventbus_kafka.work import WorkConsumer
 
 TOPICS_AGE: Final = 30.0
+ROAD_AGAIN: Final = 1.0
+"""Seconds between two attempts at making a retry topic while nobody answers."""
 FEW_BYTES: Final = 32 * 1024
 """More than attributes and headers of an event take: a body far below the limit needs no counting."""
 _STORED: Final = PublishResult("stored")
@@ -72,6 +74,7 @@ class KafkaAdapter(Adapter):
         self._owners: dict[tuple[str, str], tuple[str, str]] = {}
         self._making = asyncio.Lock()
         self._closed_roads: set[str] = set()
+        self._no_road: tuple[float, BrokerUnavailable] | None = None
 
     @classmethod
     def from_url(cls, url: str, settings: Mapping[str, object]) -> KafkaAdapter:
@@ -159,6 +162,8 @@ class KafkaAdapter(Adapter):
         if better <= ms:
             return names.tier(ms)
         async with self._making:
+            if self._no_road is not None and asyncio.get_running_loop().time() < self._no_road[0]:
+                raise self._no_road[1].with_traceback(None)  # hundreds may want one: they shall not wait in a row
             topic = naming.tier_topic(names, better, self.options)
             try:
                 if not await self.client.partitions(topic.name):
@@ -168,6 +173,9 @@ class KafkaAdapter(Adapter):
                 fields = {"service": names.service, "topic": topic.name, "error": str(error)}
                 telemetry.log(logging.WARNING, "road_refused", fields)
                 return names.tier(ms)
+            except BrokerUnavailable as error:
+                self._no_road = asyncio.get_running_loop().time() + ROAD_AGAIN, error
+                raise
         for consumer in self._consumers:
             consumer.look_for_topics()
         return topic.name

@@ -23,6 +23,7 @@ Measured: 256 costs half of the rate in commits; with 4096 a frozen consumer lef
 AHEAD: Final = 0.25
 """The lead is what is given out in so many seconds: as long as two commits of a broker that is busy take."""
 SHORTEST: Final = 0.001
+"""Seconds that are long enough for a rate: what a commit lets go is given out at once, and no time has passed."""
 ENOUGH: Final = 256
 """Records in hand with which a lane takes no more of what was fetched: enough until the next have come."""
 MOST_OPEN: Final = 50_000
