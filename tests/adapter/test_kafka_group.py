@@ -67,7 +67,7 @@ async def test_a_partition_may_be_paused_while_none_is_assigned(place: Place) ->
         member = bus.adapter.client.consumer(f"{place.prefix}.{service.name}", moving)
         await member.start([tp[0]])
         try:
-            await moving.entered.wait()
+            await eventually(moving.entered.is_set, "it is a member")
             member.subscribe([tp[0], f"{place.prefix}.retry.{service.name}.0"])
             member.pause(tp)
             member.resume(tp)
@@ -96,7 +96,7 @@ async def test_who_was_put_out_commits_nothing(place: Place) -> None:
         member = client.consumer(group, moving)
         await member.start([tp[0]])
         try:
-            await moving.entered.wait()
+            await eventually(moving.entered.is_set, "it is a member")
             assert await member.commit({tp: (3, "ours")}) == set()
             said.clear()
             moving.entered.clear()
@@ -176,7 +176,7 @@ async def test_a_topic_that_is_gone_holds_up_no_commit(place: Place) -> None:
         member = client.consumer(group, moving)
         await member.start([main[0], gone[0]])
         try:
-            await moving.entered.wait()
+            await eventually(moving.entered.is_set, "it is a member")
             offsets = {main: (0, "here"), gone: (0, "there")}
             assert await member.commit(offsets) == set()
             await client.delete([gone[0]])
